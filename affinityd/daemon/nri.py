@@ -1,6 +1,7 @@
 """The daemon's NRI plugin, in a thread of its own: no plan waits for a runtime, nor it for a plan.
 
-However an adjustment ends, the answer is one with which the container starts.
+However an adjustment ends, the answer is one with which the container starts. One that was missed
+is tried again while it runs, seldom.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import TimeoutError as LateError
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -25,14 +24,14 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.daemon.metrics import MetricFamily, filled, whole
 from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.topology_watcher import KnownNode
-from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.errors import AffinityError, NoSuchGpuError
 from affinityd.kubernetes import nri as session
 from affinityd.kubernetes import pods
 from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.adjust import (
     FAILED,
     KEPT,
-    LATE,
+    LEFT,
     NO_GPU,
     NOT_CHOSEN,
     OBSERVED,
@@ -44,28 +43,24 @@ from affinityd.kubernetes.nri.adjust import (
     adjust,
     chosen,
     granted,
+    hides_gpus,
 )
 from affinityd.kubernetes.nri.messages import Container, Pod
 from affinityd.kubernetes.pods import devices
 from affinityd.linux.cgroup import cpuset_at
 from affinityd.linux.protobuf import read, text
-from affinityd.threads import started
 from affinityd.topology.model import Topology
 
 log = logging.getLogger(__name__)
 
-DEADLINE = 0.4  #: seconds until the answer is an empty one; the runtime would wait for 2 s
-KUBELET_SECONDS = 0.1  #: of these, for each question to kubelet
-SYNCHRONIZE_SECONDS = 1.5  #: for the containers that run already
+KUBELET_SECONDS = 0.4  #: for its answer; the runtime waits 2 s for the plugin's
 FIRST_LOOK = 0.05  #: seconds between two looks whether the machine has been read
 NO_NAMESPACE = "none, only pods with the label affinityd=on"
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  #: seconds between two connections
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  #: seconds between two attempts
 
 MISSED = "missed"
 #: Outcome → the state of a container with GPUs for which the plugin was asked.
-STATES = {outcome: outcome for outcome in (PINNED, KEPT, OBSERVED)} | dict.fromkeys(
-    (UNKNOWN, LATE, FAILED), MISSED
-)
+STATES = {PINNED: PINNED, KEPT: KEPT, OBSERVED: OBSERVED, LEFT: LEFT, UNKNOWN: MISSED}
 
 
 class NriPlugin:
@@ -97,6 +92,12 @@ class NriPlugin:
         self._pinned: dict[str, CpuSet] = {}  # container → the CPUs that it was given
         self._others: set[str] = set()  # containers with a cpuset of kubelet's, or of another's
         self._listed: list[tuple[Pod, Container]] = []  # by a Synchronize that goes on
+        self._missed: dict[str, tuple[Pod, Container]] = {}  # to be tried again
+        self._pause = FIRST_PAUSE  # until then
+        self._next = 0.0  # when, of time.monotonic
+        self._resources: Sequence[ContainerResources] | None = None  # by kubelet, for this request
+        self._failure = ""  # of kubelet
+        self._asks_from = 0.0  # when it is asked again
         self._losses = FailureLog(
             f"no container is adjusted; check that the runtime has NRI on at {self._socket}",
             expected=(OSError, ValueError),
@@ -133,8 +134,9 @@ class NriPlugin:
         while True:
             began = time.monotonic()
             with self._losses.logged():
-                for _ in session.serve(self._socket, answers, self._bugs.logged):
+                for _ in session.serve(self._socket, answers, self._bugs.logged, self._retry):
                     self.is_known = True
+                    self._losses.forget()
                     chosen = ", ".join(sorted(self._rules.namespaces)) or NO_NAMESPACE
                     known = "NRI at %s: the runtime knows the plugin; namespaces: %s"
                     log.info(known, self._socket, chosen)
@@ -143,6 +145,7 @@ class NriPlugin:
             is_stable = time.monotonic() - began > LONGEST_PAUSE
             pause = FIRST_PAUSE if is_stable else max(FIRST_PAUSE, min(2 * pause, LONGEST_PAUSE))
             self.is_known = False
+            self._missed = {}  # the runtime tells of them again
             time.sleep(pause)
 
     def _configure(self, request: bytes) -> bytes:
@@ -151,11 +154,11 @@ class NriPlugin:
         return session.SUBSCRIPTION
 
     def _create_container(self, request: bytes) -> bytes:
-        """Return a CreateContainerResponse, within DEADLINE."""
+        """Return a CreateContainerResponse."""
         pod, container = messages.created(request)
         self.names[container.id] = pod.namespace, pod.name, container.name
-        made = self._made(pod, container, DEADLINE)
-        self._note(container, made)
+        made = self._adjusted(pod, container)
+        self._note(pod, container, made)
         return messages.adjusted(made.environment, made.folder, format_list(made.cpus))
 
     def _update_container(self, request: bytes) -> bytes:
@@ -164,12 +167,12 @@ class NriPlugin:
         before = self._pinned.get(container.id)
         if before is None or parse_list(container.cpus) not in {before, frozenset()}:
             if self._pinned.pop(container.id, None):  # the CPUs to come are another's choice
-                self._keep(container, Adjustment(KEPT))
+                self._keep(pod, container, Adjustment(KEPT))
             return b""
-        made = self._made(pod, replace(container, cpus=""), DEADLINE)
+        made = self._adjusted(pod, replace(container, cpus=""), runs=True)
         if made.outcome != PINNED or made.cpus == before:
             return b""
-        self._note(container, made)
+        self._note(pod, container, made)
         return messages.updates({container.id: format_list(made.cpus)})
 
     def _synchronize(self, request: bytes) -> bytes:
@@ -179,153 +182,142 @@ class NriPlugin:
         if more:
             return messages.updates({}, more=True)
         listed, self._listed = self._listed, []
-        end = time.monotonic() + SYNCHRONIZE_SECONDS
         self.states, self._pinned, self._others = {}, {}, set()
         self.names = {its.id: (pod.namespace, pod.name, its.name) for pod, its in listed}
-
-        def made(pod: Pod, container: Container) -> Adjustment:
-            seconds, quietly = min(DEADLINE, end - time.monotonic()), bool(container.cpus)
-            return self._made(pod, replace(container, cpus=""), seconds, quietly=quietly)
-
         # Those with a cpuset first: which are another's bounds the plans of the rest.
-        placed = [(container, made(pod, container)) for pod, container in listed if container.cpus]
-        for container, again in placed:
-            has = parse_list(container.cpus)
-            if again.outcome == PINNED and (has == again.cpus or _is_ours(container)):
-                self._keep(container, replace(again, cpus=has))
-            else:
-                self._keep(container, replace(again, outcome=KEPT if again.cpus else again.outcome))
-        given: dict[str, str] = {}
-        for pod, container in (pair for pair in listed if not pair[1].cpus):
-            now = made(pod, container)
-            self._keep(container, now)
-            if now.outcome == PINNED:
-                given[container.id] = format_list(now.cpus)
-                log.info("%s, while it runs", now.note)
-            elif now.outcome == LATE:
-                log.info("%s", now.note)
-        return messages.updates(given)
+        placed = [(*pair, self._judged(*pair)) for pair in listed if pair[1].cpus]
+        for pod, container, made in placed:
+            self._keep(pod, container, made)
+        return self._place([pair for pair in listed if not pair[1].cpus])
+
+    def _judged(self, pod: Pod, container: Container) -> Adjustment:
+        """Return what has become of a running container with a cpuset: PINNED where it is ours."""
+        made = self._adjusted(pod, container)
+        if made.outcome == KEPT:
+            cpus = parse_list(container.cpus)
+            is_ours = container.environment.get("AFFINITYD_CPULIST") == container.cpus
+            if is_ours or self._adjusted(pod, replace(container, cpus="")).cpus == cpus:
+                return replace(made, outcome=PINNED, cpus=cpus)
+        return made
+
+    def _place(self, running: Iterable[tuple[Pod, Container]]) -> bytes:
+        """Return the changes to containers that run without a cpuset."""
+        cpusets = {}
+        for pod, container in running:
+            made = self._adjusted(pod, container, runs=True)
+            self._keep(pod, container, made)
+            if made.outcome == PINNED:
+                cpusets[container.id] = format_list(made.cpus)
+                log.info("%s, while it runs", made.note)
+        return messages.updates(cpusets)
+
+    def _retry(self) -> tuple[float | None, bytes]:
+        """Try missed containers again; return the seconds until the next time, and the changes.
+
+        None: no container was missed.
+        """
+        update = b""
+        self._resources = None
+        if self._missed and time.monotonic() >= self._next:
+            with self._bugs.logged():
+                update = self._place([*self._missed.values()])
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._next = time.monotonic() + self._pause
+        return max(self._next - time.monotonic(), 0.01) if self._missed else None, update
 
     def _state_changed(self, event: bytes) -> bytes:
         if (container := messages.removed(event)) is not None:
-            self.names.pop(container, None)
-            self.states.pop(container, None)
-            self._pinned.pop(container, None)
+            for known in (self.names, self.states, self._pinned, self._missed):
+                known.pop(container, None)
             self._others.discard(container)
         return b""
 
-    def _made(
-        self, pod: Pod, container: Container, seconds: float, *, quietly: bool = False
-    ) -> Adjustment:
-        """Return the changes to a container, within so many seconds."""
-        try:
-            return started(partial(self._adjusted, pod, container, quietly=quietly)).result(
-                max(seconds, 0.0)
-            )
-        except LateError:
-            note = f"a container starts as it is: {DEADLINE} s were too short"
-            return Adjustment(LATE, note=note)
-
-    def _note(self, container: Container, made: Adjustment) -> None:
+    def _note(self, pod: Pod, container: Container, made: Adjustment) -> None:
         self.outcomes[made.outcome, made.locality] += 1
         if made.note:
             log.info("%s", made.note)
-        self._keep(container, made)
+        self._keep(pod, container, made)
 
-    def _keep(self, container: Container, made: Adjustment) -> None:
+    def _keep(self, pod: Pod, container: Container, made: Adjustment) -> None:
         if container.cpus and made.outcome != PINNED:
             self._others.add(container.id)
         if made.outcome == PINNED:
             self._pinned[container.id] = made.cpus
-        if state := STATES.get(made.outcome):
+        if made.outcome != UNKNOWN:
+            self._missed.pop(container.id, None)
+        elif container.id not in self._missed:
+            self._pause = FIRST_PAUSE
+            soon = time.monotonic() + self._pause
+            self._next = min(self._next, soon) if self._missed else soon
+            self._missed[container.id] = pod, container
+        if (state := STATES.get(made.outcome)) and (state != MISSED or granted(container)):
             self.states[container.id] = state, made.locality
 
     def _failed(self) -> None:
         self.outcomes[FAILED, ""] += 1
 
-    def _adjusted(self, pod: Pod, container: Container, *, quietly: bool) -> Adjustment:
+    def _adjusted(self, pod: Pod, container: Container, *, runs: bool = False) -> Adjustment:
+        """Return the changes to a container; `runs`: they are made while it runs.
+
+        Failures are logged, but not again of one that was missed before.
+        """
         name = f"{pod.namespace}/{pod.name}/{container.name}"
+        is_new = container.id not in self._missed
         try:
-            if not self._is_chosen(pod, container):
+            gpus = granted(container)
+            if not gpus and not (self._kubelet and hides_gpus(container)):
+                return Adjustment(NO_GPU)
+            if not chosen(pod, self._rules):
                 return Adjustment(NOT_CHOSEN)
             node = self._service.node
-            kubelet = Kubelet(self._kubelet)
-            names = granted(container) or kubelet.gpus(node.topology, pod, container)
-            if not names:
+            gpus = gpus or self._granted_by_kubelet(node.topology, pod, container)
+            if not gpus:
                 return Adjustment(NO_GPU)
-            within = self._within(pod, kubelet)
-            made = adjust(node, pod, container, self._rules, names, within=within)
+            within = self._within(pod, container)
+            made = adjust(node, pod, container, self._rules, gpus, within=within, runs=runs)
+            if made.outcome == LEFT:
+                log.info("container %s: %s", name, made.note)
+            return replace(made, note=made.note and f"container {name}: {made.note}")
         except NoSuchGpuError as error:  # maybe of a driver that came after the last reading
-            self._read_again()
+            if is_new:
+                self._read_again()
             why = str(error)
         except (AffinityError, OSError, ValueError) as error:
             why = str(error)
-        else:
-            return replace(made, note=made.note and f"container {name}: {made.note}")
-        if not quietly:
-            log.warning("container %s is not adjusted: %s", name, why)
+        if is_new:
+            log.warning("container %s is not adjusted, and tried again: %s", name, why)
         return Adjustment(UNKNOWN)
 
-    def _is_chosen(self, pod: Pod, container: Container) -> bool:
-        """Return whether a pod is chosen. Raises InvalidRequestError for its label."""
-        try:
-            return chosen(pod, self._rules)
-        except InvalidRequestError:
-            if granted(container):  # without a GPU it changes nothing
-                raise
-            return False
+    def _within(self, pod: Pod, container: Container) -> CpuSet | None:
+        """Return the CPUs that a container may be given, its pod's; None: that is not known.
 
-    def _within(self, pod: Pod, kubelet: Kubelet) -> CpuSet | None:
-        """Return the CPUs that a pod's containers may be given: no other container's own.
-
-        None: that is not known. Raises OSError, ValueError.
+        Of one without a cpuset beside others that have one: these may be kubelet's exclusive CPUs.
         """
-        within = cpuset_at(pod.cgroup)
-        if within is None or (self._kubelet is None and self._others):
-            return None
-        return within if kubelet.shared is None else within & kubelet.shared or None
+        return None if self._others and not container.cpus else cpuset_at(pod.cgroup)
 
+    def _granted_by_kubelet(self, topology: Topology, pod: Pod, container: Container) -> str:
+        """Return the GPUs that kubelet gave a container. Raises OSError where it does not answer.
 
-@dataclass(frozen=True)
-class Kubelet:
-    """The answers of kubelet at the creation of a container, each asked for once at most."""
-
-    path: str | None  #: of its podresources socket; None: it is not asked
-
-    @cached_property
-    def _containers(self) -> Sequence[ContainerResources]:
-        if self.path is None:
-            return ()
-        return pods.containers(pods.list_pods(self.path, KUBELET_SECONDS))
-
-    def gpus(self, topology: Topology, pod: Pod, container: Container) -> str:
-        """Return the GPUs that it gave the container. Raises OSError, ValueError."""
+        It is asked once for a request, and after a failure not soon again: it refuses more than
+        100 questions a second.
+        """
+        if self._resources is None and time.monotonic() >= self._asks_from:
+            try:
+                answer = pods.list_pods(self._kubelet or "", KUBELET_SECONDS)
+                self._resources = pods.containers(answer)
+            except (OSError, ValueError) as error:
+                self._failure = f"kubelet's podresources at {self._kubelet}: {error}"
+                self._asks_from = time.monotonic() + FIRST_PAUSE
+        if self._resources is None:
+            raise OSError(self._failure)
         mine = pod.namespace, pod.name, container.name
-        given = {
+        keys = {
             key
-            for its in self._containers
-            if (its.namespace, its.pod, its.container) == mine
-            for key, _ in devices(its, topology)
+            for resources in self._resources
+            if resources.names == mine
+            for key, _ in devices(resources, topology)
         }
-        return ",".join(gpu.pci_bus_id for gpu in topology.gpus if gpu.key in given)
-
-    @cached_property
-    def shared(self) -> CpuSet | None:
-        """The CPUs that are neither reserved nor a container's own; None: it gives out none.
-
-        Raises OSError, ValueError.
-        """
-        if self.path is None:
-            return None
-        allocatable = pods.allocatable_cpus(self.path, KUBELET_SECONDS)
-        if not allocatable:  # by the policy none
-            return None
-        return allocatable.difference(*(its.cpus for its in self._containers))
-
-
-def _is_ours(container: Container) -> bool:
-    """Return whether a container was given its cpuset when it was created."""
-    return container.environment.get("AFFINITYD_CPULIST") == container.cpus
+        return ",".join(gpu.pci_bus_id for gpu in topology.gpus if gpu.key in keys)
 
 
 REQUESTS: tuple[MetricFamily[int], ...] = (
@@ -347,7 +339,8 @@ CONTAINERS: tuple[MetricFamily[int], ...] = (
     MetricFamily(
         "affinityd_nri_containers",
         "Living containers with GPUs in chosen pods, by the locality of their CPUs and by state: "
-        "pinned by affinityd, kept where kubelet or another had set them, observed, missed.",
+        "pinned by affinityd, kept where kubelet or another had set them, observed, left where a "
+        "change could take the GPU away, missed.",
         lambda number: number,
     ),
 )

@@ -29,7 +29,6 @@ from affinityd.audit.model import (
     NamedPods,
     ProcessFacts,
 )
-from affinityd.cpuset import CpuSet
 from affinityd.linux import protobuf as grpc
 from affinityd.linux.protobuf import Message, Value, messages, number, numbers, read, text, texts
 from affinityd.topology.model import Gpu, GpuKey, Topology
@@ -45,15 +44,6 @@ def list_pods(socket: str, timeout: float = TIMEOUT) -> bytes:
     Raises OSError where kubelet does not answer, ValueError, one line, for no answer to that.
     """
     return grpc.call(socket, f"{SERVICE}/List", b"", timeout)
-
-
-def allocatable_cpus(socket: str, timeout: float = TIMEOUT) -> CpuSet:
-    """Return the CPUs that kubelet gives to pods: all but reserved ones; none by policy none.
-
-    Raises OSError as above, ValueError where it does not say, as before 1.28.
-    """
-    answer = grpc.call(socket, f"{SERVICE}/GetAllocatableResources", b"", timeout)
-    return frozenset(numbers(read(answer), 2))
 
 
 def containers(answer: bytes) -> tuple[ContainerResources, ...]:

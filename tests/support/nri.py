@@ -69,8 +69,8 @@ def synchronized(*requests: bytes, more: bool = False) -> bytes:
     return b"".join(parts) + (wire.field(3, 1) if more else b"")
 
 
-def updated(response: bytes) -> dict[str, str]:
-    """Return container → cpuset of a SynchronizeResponse or UpdateContainerResponse."""
+def updated(response: wire.Value) -> dict[str, str]:
+    """Return container → cpuset of a SynchronizeResponse, or of one or several updates."""
     changes = messages(read(response), 1)
     return {text(it, 1): text(embedded(embedded(embedded(it, 2), 1), 2), 6) for it in changes}
 
@@ -110,8 +110,8 @@ class Runtime:
         self.connection.close()
         self.connection, _ = self._listener.accept()
         self.connection.settimeout(PATIENCE)
-        request = self._received()
-        assert (request.connection, request.kind) == (RUNTIME, REQUEST)
+        request = self._received(REQUEST)
+        assert request.connection == RUNTIME
         self.connection.sendall(packed(Ttrpc(RUNTIME, request.stream, RESPONSE, b"")))
         return embedded(read(request.data), 3)
 
@@ -125,9 +125,18 @@ class Runtime:
             asked += wire.field(3, payload) + wire.field(4, 2 * 10**9)
             data += packed(Ttrpc(PLUGIN, self._stream, REQUEST, asked))
         self.connection.sendall(data)
-        answers = [self._received() for _ in requests]
+        answers = [self._received(RESPONSE) for _ in requests]
         assert [it.stream for it in answers] == streams
         return [self._payload(it) for it in answers]
+
+    def updated(self) -> dict[str, str]:
+        """Wait for changes of running containers that the plugin asks for by itself."""
+        request = self._received(REQUEST)
+        assert request.connection == RUNTIME
+        self.connection.sendall(packed(Ttrpc(RUNTIME, request.stream, RESPONSE, b"")))
+        asked = read(request.data)
+        assert text(asked, 2) == "UpdateContainers"
+        return updated(asked[3][-1])
 
     def create(self, request: bytes) -> Given:
         (answer,) = self.ask(("CreateContainer", request))
@@ -141,10 +150,11 @@ class Runtime:
         self.close()
         self._listener.close()
 
-    def _received(self) -> Ttrpc:
-        while not self._waiting:
+    def _received(self, kind: int) -> Ttrpc:
+        while kind not in [message.kind for message in self._waiting]:
             self._waiting += self._trunk.received(self.connection.recv(4096))
-        return self._waiting.pop(0)
+        place = [message.kind for message in self._waiting].index(kind)
+        return self._waiting.pop(place)
 
     def _payload(self, response: Ttrpc) -> bytes:
         assert (response.connection, response.kind) == (PLUGIN, RESPONSE)

@@ -79,4 +79,8 @@ class FailureLog:
             else:
                 log.exception("%s", self._message)
         else:
-            self._last = ""
+            self.forget()
+
+    def forget(self) -> None:
+        """Have the next failure logged, also if it equals the last one."""
+        self._last = ""

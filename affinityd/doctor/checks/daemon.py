@@ -267,9 +267,9 @@ def callers(daemon: DaemonFacts) -> CheckResults:
         yield warn(
             "the daemon does not identify callers by their cpusets: jobs that state none are "
             "planned on the whole node, or by their masks",
-            "its log says why (journalctl -u affinityd): let it see the node's processes and "
-            "/sys/fs/cgroup, by hostPID: true of the chart, or without PrivatePIDs=, ProtectProc= "
-            "and InaccessiblePaths= in its unit",
+            "affinityd's commands and run state theirs; for other clients let the daemon see the "
+            "node's processes and /sys/fs/cgroup, by hostPID: true of the chart, or without "
+            "PrivatePIDs=, ProtectProc= and InaccessiblePaths= in its unit",
         )
 
 
@@ -292,5 +292,5 @@ def nri(facts: NodeFacts) -> CheckResults:
     if missed := int(sum(it for name, it in samples.items() if 'state="missed"' in name)):
         yield warn(
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",
-            "see `is not adjusted` in the daemon's log; a daemon that starts again places them",
+            "repair what the lines `is not adjusted` of the daemon's log name; it tries again",
         )

@@ -30,30 +30,48 @@ NAME = "affinityd"
 #: and only the later one can see the earlier one's.
 INDEX = "99"
 PART = 65536  #: bytes that are read at once
+REGISTRATION = 1  #: the stream of the first request
 
 Answer = Callable[[bytes], bytes]  #: of a method, from request to response
 
 
 #: Keeps an exception of its block from going further.
 Guard = Callable[[], AbstractContextManager[None]]
+#: Returns an UpdateContainersRequest, or b"", and the seconds until the next one, if there is one.
+Updates = Callable[[], tuple[float | None, bytes]]
 
 
-def serve(path: str, answers: Mapping[str, Answer], guard: Guard) -> Iterator[None]:
+def serve(
+    path: str, answers: Mapping[str, Answer], guard: Guard, updates: Updates
+) -> Iterator[None]:
     """Answer the runtime that listens at a socket; yield once it knows this plugin.
 
     Ends when the runtime closes the connection. Raises OSError where there is no runtime,
     ValueError where it does not speak NRI or refuses the plugin.
     """
     trunk = Trunk()
+    stream = REGISTRATION
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        connection.sendall(packed(Ttrpc(RUNTIME, 1, REQUEST, _registration())))
-        while data := connection.recv(PART):
+        plugin = field(1, NAME) + field(2, INDEX)
+        connection.sendall(_request(stream, "RegisterPlugin", plugin))
+        while True:
+            seconds, update = updates()
+            if update:
+                stream += 2
+                connection.sendall(_request(stream, "UpdateContainers", update))
+            connection.settimeout(seconds)
+            try:
+                data = connection.recv(PART)
+            except TimeoutError:
+                continue
+            if not data:
+                return
             for message in trunk.received(data):
-                if message.connection == RUNTIME:
+                if message.connection == RUNTIME and message.stream == REGISTRATION:
                     _check(message)
                     yield
-                elif message.kind == REQUEST:
+                elif message.connection == PLUGIN and message.kind == REQUEST:
                     answered = reply(message.data, answers, guard)
                     connection.sendall(packed(Ttrpc(PLUGIN, message.stream, RESPONSE, answered)))
 
@@ -70,9 +88,9 @@ def reply(request: bytes, answers: Mapping[str, Answer], guard: Guard) -> bytes:
     return field(2, payload)
 
 
-def _registration() -> bytes:
-    plugin = field(1, NAME) + field(2, INDEX)
-    return field(1, SERVICE) + field(2, "RegisterPlugin") + field(3, plugin)
+def _request(stream: int, method: str, payload: bytes) -> bytes:
+    request = field(1, SERVICE) + field(2, method) + field(3, payload)
+    return packed(Ttrpc(RUNTIME, stream, REQUEST, request))
 
 
 def _check(response: Ttrpc) -> None:

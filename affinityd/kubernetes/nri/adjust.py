@@ -53,6 +53,26 @@ def granted(container: Container) -> str:
     return next(filter(None, (",".join(names) for names in ways)), "")
 
 
+def hides_gpus(container: Container) -> bool:
+    """Return whether a container to which `granted` finds no GPU may have one all the same.
+
+    A privileged one has every device file; CDI's names may be of a form that is not known here.
+    """
+    names_cdi = any(name.startswith(CDI_ANNOTATION) for name in container.annotations)
+    return bool(PRIVILEGED & {*container.devices} or container.cdi_devices or names_cdi)
+
+
+def _lists_gpus(container: Container) -> bool:
+    """Return whether its spec lists device files of GPUs, or CDI's names of them.
+
+    On cgroup v2 any change of a running container's cpuset may have systemd let it open the
+    spec's devices alone: a GPU that libnvidia-container let in beside the spec would be lost
+    (NVIDIA/nvidia-container-toolkit#1397).
+    """
+    files = (name for name in container.devices for kind, _ in FILES if kind.fullmatch(name))
+    return any(files) or bool(_by_cdi(container))
+
+
 def listed(container: Container) -> str | None:
     """Return the value of NVIDIA's variable; None: it proves nothing."""
     value = container.environment.get(NVIDIA_VISIBLE, "")
@@ -90,9 +110,10 @@ ANY = "*"  #: in that list: every namespace
 
 #: The outcomes of requests.
 PINNED, KEPT, OBSERVED, OFF = "pinned", "kept", "observed", "off"
+LEFT = "left"  #: it runs, and its spec lists no device file of its GPUs
 NOT_CHOSEN, NO_GPU, UNKNOWN = "not_chosen", "no_gpu", "unknown"
-LATE, FAILED = "late", "failed"
-OUTCOMES = (PINNED, KEPT, OBSERVED, OFF, NOT_CHOSEN, NO_GPU, UNKNOWN, LATE, FAILED)
+FAILED = "failed"
+OUTCOMES = (PINNED, KEPT, OBSERVED, OFF, LEFT, NOT_CHOSEN, NO_GPU, UNKNOWN, FAILED)
 
 SYSTEM = "kube-system"  #: a namespace that * does not name
 #: Device files that only a privileged container has: it has every other one, too.
@@ -148,11 +169,13 @@ def adjust(
     granted: str,
     *,
     within: CpuSet | None,
+    runs: bool = False,
 ) -> Adjustment:
     """Return the changes to a container with these GPUs.
 
-    `within`: the CPUs that its pod may use, None if they are not known. Raises AffinityError where
-    no plan can be made: for a GPU that this node has not, or if no CPU is allowed.
+    `within`: the CPUs that its pod may use, None if they are not known. `runs`: it runs already.
+    Raises AffinityError where no plan can be made: for a GPU that this node has not, or if no CPU
+    is allowed.
     """
     word = config.least_switch(
         node.switch,
@@ -180,6 +203,9 @@ def adjust(
         return Adjustment(OBSERVED, told, note=note, locality=place)
     is_enough = len(reply.cpus) >= min(container.asked, len(reply.allowed))
     pins = is_enough and not is_taken and not keeps and within is not None
+    if pins and runs and not _lists_gpus(container):
+        note = "its CPUs stay until it starts again: its spec lists no device file of its GPU"
+        return Adjustment(LEFT, note=note, locality=place)
     environment = {
         **_facts(node, container, reply, reply.cpus if pins else before),
         **_nics(container, reply, rules),

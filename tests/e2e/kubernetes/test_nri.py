@@ -65,22 +65,25 @@ def test_chosen_containers_with_gpus_are_adjusted(cluster: Cluster, tmp_path: Pa
         assert labelled.cpus == (NEAR, FAR)[labelled.gpu // 2]
         assert not labelled.has_socket  # the site lists its namespace, or the folder stays away
         counted = node.samples("nri_requests_total", "outcome")
-        expected = {"pinned": 3, "no_gpu": 1, "not_chosen": 1, "failed": 0, "late": 0}
+        expected = {"pinned": 3, "no_gpu": 1, "not_chosen": 1, "failed": 0, "unknown": 0}
         assert {name: counted[name] for name in expected} == expected
 
 
 def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one_again(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    early = started(cluster, "early", container("one"), container("plain", gpus=0))
+    beside = container("beside", gpus=0, NVIDIA_VISIBLE_DEVICES="0")  # as libnvidia-container does
+    early = started(cluster, "early", container("one"), container("plain", gpus=0), beside)
     seen = [(process.cpus, process.told, process.has_socket) for process in early.values()]
-    assert seen == [(BOTH, {}, False)] * 2
+    assert seen == [(BOTH, {}, False)] * 3
     with serving(cluster, tmp_path) as node:
         near = (NEAR, FAR)[early["one"].gpu // 2]
         eventually(lambda: early["one"].cpus == near, "it runs near its GPU")
-        assert early["plain"].cpus == BOTH
-        none = dict.fromkeys(("pinned", "kept", "observed", "missed"), 0)
-        assert node.samples("nri_containers", "state") == {**none, "pinned": 1}
+        assert [early[name].cpus for name in ("plain", "beside")] == [BOTH, BOTH]
+        none = dict.fromkeys(("pinned", "kept", "observed", "left", "missed"), 0)
+        assert node.samples("nri_containers", "state") == {**none, "pinned": 1, "left": 1}
+        (line,) = node.daemon.says("its spec lists no device file of its GPU")
+        assert f"container {CHOSEN}/early/beside: its CPUs stay until it starts again" in line
         more = '{"spec":{"containers":[{"name":"one","resources":{"limits":{"cpu":"2"}}}]}}'
         cluster.run(f"kubectl patch pod early -n {CHOSEN} --subresource resize -p '{more}'")
         eventually(lambda: early["one"].cpus == BOTH, "it has as many CPUs as its limit")
@@ -91,23 +94,25 @@ def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one
 def test_a_container_gets_no_cpu_that_is_another_pod_s_own(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Kubelet's shared pool is empty: then it sends no cpuset."""
+    """Kubelet's shared pool is empty: then it sends no cpuset. It is asked, and its word counts."""
     strict = {
         "cpuManagerPolicy": "static",
         "cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"},
         "reservedSystemCPUs": NEAR,
     }
     restart(cluster, strict)
-    own = {**container("own", gpus=0), "resources": {"requests": ONE_CPU, "limits": ONE_CPU}}
+    gpu = {"nvidia.com/gpu": "1"}
+    amounts = {**ONE_CPU, **gpu}
+    own = {**container("own"), "resources": {"requests": amounts, "limits": amounts}}
     kubelet = f"--pod-resources={POD_RESOURCES}"
     with plugin(cluster, GPUS), serving(cluster, tmp_path, kubelet) as node:
         guaranteed = started(cluster, "guaranteed", own)["own"]
         assert guaranteed.cpus == FAR
-        gpu = {"nvidia.com/gpu": "1"}
+        assert guaranteed.told["AFFINITYD_NODES"] == "1", "its own CPUs are not another's"
         resources = {"requests": {"cpu": "0", **gpu}, "limits": {"cpu": "500m", **gpu}}
         one = {**container("one"), "resources": resources}
         burstable = started(cluster, "burstable", one)["one"]
         assert burstable.cpus == BOTH, "as kubelet left it"
         assert "AFFINITYD_CPULIST" not in burstable.told
         counted = node.samples("nri_requests_total", "outcome")
-        assert (counted["kept"], counted["pinned"]) == (1, 0)
+        assert (counted["kept"], counted["pinned"], counted["unknown"]) == (2, 0, 0)

@@ -3,22 +3,24 @@
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from affinityd.config.settings import Settings
-from affinityd.cpuset import parse_list
 from affinityd.daemon import nri
 from affinityd.daemon.nri import NriPlugin
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.kubernetes import pods
 from affinityd.linux.protobuf import field, number, read, text
 from affinityd.topology.model import Node
-from tests.support.daemons import PATIENCE, eventually
+from tests.support.daemons import eventually
 from tests.support.nri import Given, Runtime, created, resized, synchronized, updated
 from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny
 
+PRIVILEGED = ["/dev/mem", "/dev/nvidia0", "/dev/nvidia1"]
+CHANGED = {"container-1": NEAR}
 read_again: list[int] = []  #: for how many GPUs the machine was to be read
 
 
@@ -48,6 +50,7 @@ def plugin(
     monkeypatch.setattr(nri, "cpuset_at", lambda *_: frozenset(CPUS))
     settings = Settings(nri=socket, nri_namespaces=chosen)
     made = NriPlugin(settings, KnownNode(Node(tiny())), lambda: read_again.append(1))
+    monkeypatch.setattr(nri, "FIRST_PAUSE", 3600)
     made.start()
     registered = runtime.accept()
     assert (text(registered, 1), text(registered, 2)) == ("affinityd", "99")
@@ -93,9 +96,9 @@ def test_the_metrics_name_the_runtime_and_count_by_outcome_and_locality(
         (created(devices=["/dev/nvidia77"]), "unknown"),
         (created(env=["AFFINITYD=off"]), "off"),
         (created(labels={"affinityd": "enabled"}), "unknown"),
-        (created(labels={"affinityd": "enabled"}, devices=[]), "not_chosen"),
+        (created(labels={"affinityd": "enabled"}, devices=[]), "no_gpu"),
         (b"\xff\xff", "failed"),
-        (b"", "not_chosen"),
+        (b"", "no_gpu"),
     ],
 )
 def test_another_is_left_as_it_is(
@@ -124,44 +127,82 @@ def test_a_bug_is_one_line_and_an_empty_answer(
     assert len([it for it in caplog.records if "not adjusted" in it.message]) == 1
 
 
-def test_an_answer_that_takes_long_is_an_empty_one_in_time(
+def of_kubelet(container: bytes) -> bytes:
+    """Return kubelet's answer: it gave a container the training job's GPU."""
+    gpu = field(2, field(1, "nvidia.com/gpu") + field(2, "0"))
+    return field(1, field(1, "job") + field(2, "training") + field(3, field(1, container) + gpu))
+
+
+@pytest.mark.parametrize(("name", "outcome"), [(b"main", "pinned"), (b"other", "no_gpu")])
+def test_the_gpus_of_a_privileged_container_are_those_that_kubelet_gave_it(
+    runtime: Runtime,
+    plugin: NriPlugin,
+    monkeypatch: pytest.MonkeyPatch,
+    name: bytes,
+    outcome: str,
+) -> None:
+    monkeypatch.setattr(pods, "list_pods", lambda *_: of_kubelet(name))
+    plugin._kubelet = "/nonexistent"
+    given = runtime.create(created(devices=PRIVILEGED))
+    assert given.cpus == (NEAR if outcome == "pinned" else "")
+    assert outcomes(plugin) == {outcome: 1}
+
+
+def test_a_container_keeps_the_exclusive_cpus_that_kubelet_gave_it(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
+    plugin._kubelet = "/nonexistent"
+    given = runtime.create(created(cpus=FAR))
+    assert (given.cpus, given.environment["AFFINITYD_NODES"]) == ("", "1")
+    assert states(plugin) == {"container-1": "kept"}
+
+
+def test_a_silent_kubelet_is_asked_once_without_a_thread_and_its_containers_are_tried_again(
     runtime: Runtime,
     plugin: NriPlugin,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO)
-    goes_on, before = threading.Event(), set(threading.enumerate())
-    monkeypatch.setattr(nri, "cpuset_at", lambda _path: goes_on.wait(PATIENCE) and None)
-    for _ in range(2):
-        assert runtime.create(created()) == Given()
-    assert outcomes(plugin) == {"late": 2}
-    goes_on.set()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(PATIENCE)
-    logged = [it.message for it in caplog.records if it.message.startswith(("a cont", "cont"))]
-    assert logged == ["a container starts as it is: 0.4 s were too short"] * 2
+    asked: list[str] = []
+    threads = threading.active_count()
+
+    def fails(path: str, _timeout: float) -> bytes:
+        asked.append(path)
+        assert threading.active_count() == threads
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(pods, "list_pods", fails)
+    plugin._kubelet = "/run/kubelet.sock"
+    without = [created(number=number, devices=[]) for number in range(3, 300)]
+    privileged = [created(number=number, devices=PRIVILEGED) for number in (1, 2)]
+    (answer,) = runtime.ask(("Synchronize", synchronized(*without, *privileged)))
+    assert (updated(answer), asked) == ({}, ["/run/kubelet.sock"])
+    assert states(plugin) == {}, "it is not known whether they have GPUs"
+    assert len(caplog.messages) == 2
+    assert "kubelet's podresources at /run/kubelet.sock: timed out" in caplog.text
+    monkeypatch.setattr(pods, "list_pods", lambda *_: of_kubelet(b"main"))
+    plugin._next = plugin._asks_from = 0.0
+    runtime.ask(("StateChange", b""))
+    assert runtime.updated() == {"container-1": NEAR, "container-2": NEAR}
+    assert states(plugin) == {"container-1": "pinned", "container-2": "pinned"}
 
 
-@pytest.mark.parametrize(
-    ("name", "outcome"), [(b"main", "pinned"), (b"other", "no_gpu"), (None, "unknown")]
-)
-def test_gpus_that_kubelet_alone_knows_count(
-    runtime: Runtime,
-    plugin: NriPlugin,
-    monkeypatch: pytest.MonkeyPatch,
-    name: bytes | None,
-    outcome: str,
+def test_a_container_whose_gpu_comes_later_is_placed_then(
+    runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if name is not None:
-        gpu = field(2, field(1, "nvidia.com/gpu") + field(2, "0"))
-        pod = field(1, "job") + field(2, "training") + field(3, field(1, name) + gpu)
-        monkeypatch.setattr(pods, "list_pods", lambda *_: field(1, pod))
-        monkeypatch.setattr(pods, "allocatable_cpus", lambda *_: frozenset())
-    plugin._kubelet = "/nonexistent"
-    given = runtime.create(created(devices=[]))
-    assert given.cpus == (NEAR if outcome == "pinned" else "")
-    assert outcomes(plugin) == {outcome: 1}
+    runtime.create(created(devices=["/dev/nvidia77"]))
+    assert states(plugin) == {"container-1": "missed"}
+    topology = plugin._service.node.topology
+    gpus = (replace(topology.gpus[0], minor=77), *topology.gpus[1:])
+    for known, changes in ((Node(topology), {}), (Node(replace(topology, gpus=gpus)), CHANGED)):
+        plugin._service.known = known
+        plugin._next = 0.0
+        runtime.ask(("StateChange", b""))
+        if changes:
+            assert runtime.updated() == changes
+    assert states(plugin) == {"container-1": "pinned"}
+    assert [it for it in caplog.messages if "tried again" in it] == caplog.messages
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("farewell", [b"", b"\x00\x00\x00\x01\xff\xff\xff\xff"])
@@ -175,14 +216,16 @@ def test_it_comes_back_when_the_runtime_does(
     caplog.set_level("INFO")
     monkeypatch.setattr(nri, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(nri, "LONGEST_PAUSE", 0.01)
-    runtime.connection.sendall(farewell)
-    runtime.close()
-    eventually(lambda: not plugin.is_known, "it knows")
-    runtime.accept()
-    assert runtime.create(created()).cpus == NEAR
-    lost, *_, known = caplog.messages[:-1]
-    assert "check that the runtime has NRI on at /" in lost
-    assert known.endswith("the runtime knows the plugin; namespaces: training")
+    for _ in range(2):
+        caplog.clear()
+        runtime.connection.sendall(farewell)
+        runtime.close()
+        eventually(lambda: not plugin.is_known, "it knows")
+        runtime.accept()
+        assert runtime.create(created()).cpus == NEAR
+        lost, *_, known = caplog.messages[:-1]
+        assert "check that the runtime has NRI on at /" in lost
+        assert known.endswith("the runtime knows the plugin; namespaces: training")
 
 
 def test_a_container_that_started_without_the_plugin_gets_its_cpus_while_it_runs(
@@ -197,6 +240,26 @@ def test_a_container_that_started_without_the_plugin_gets_its_cpus_while_it_runs
     assert states(plugin) == {"container-1": "pinned", "container-3": "pinned"}
 
 
+def test_a_running_container_whose_spec_lists_no_file_of_its_gpu_is_left_as_it_is(
+    runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An update could have systemd take away a GPU that was let in beside the spec."""
+    caplog.set_level(logging.INFO)
+    variable = ["NVIDIA_VISIBLE_DEVICES=0"]
+    beside = created(number=1, devices=[], env=variable)
+    in_spec = created(number=2, env=variable)
+    by_cdi = created(number=3, devices=[], annotations={"cdi.k8s.io/x": "nvidia.com/gpu=0"})
+    (answer,) = runtime.ask(("Synchronize", synchronized(beside, in_spec, by_cdi)))
+    assert updated(answer) == {"container-2": NEAR, "container-3": NEAR}
+    assert [*states(plugin).values()] == ["left", "pinned", "pinned"]
+    (line,) = (it for it in caplog.messages if "start" in it)
+    assert line.startswith("container training/job/main: its CPUs stay until it starts again")
+    created_so = created(number=4, devices=[], env=variable, shares=1024)
+    assert runtime.create(created_so).cpus == NEAR, "a container that is created is not concerned"
+    (resize,) = runtime.ask(("UpdateContainer", resized(created_so, 2)))
+    assert updated(resize) == {}
+
+
 def test_a_running_container_that_cannot_be_placed_is_logged_and_counted_as_missed(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,7 +267,7 @@ def test_a_running_container_that_cannot_be_placed_is_logged_and_counted_as_miss
     (answer,) = runtime.ask(("Synchronize", synchronized(lost)))
     assert updated(answer) == {}
     assert states(plugin) == {"container-1": "missed"}
-    assert "container training/job/main is not adjusted: " in caplog.text
+    assert "container training/job/main is not adjusted, and tried again: " in caplog.text
 
 
 def test_a_cpuset_that_kubelet_set_bounds_the_other_containers(
@@ -221,34 +284,6 @@ def test_a_cpuset_that_kubelet_set_bounds_the_other_containers(
     runtime.ask(("StateChange", event))
     assert runtime.create(created(number=4)).cpus == NEAR
     assert "container-2" not in plugin.states
-
-
-@pytest.mark.parametrize(
-    ("kubelet", "cpus"),
-    [
-        ((BOTH, ""), NEAR),
-        ((BOTH, NEAR), FAR),
-        ((BOTH, BOTH), ""),
-        ((FAR, ""), FAR),
-        (("", ""), NEAR),
-    ],
-)
-def test_no_reserved_cpu_nor_another_container_s_own_is_given(
-    runtime: Runtime,
-    plugin: NriPlugin,
-    monkeypatch: pytest.MonkeyPatch,
-    kubelet: tuple[str, str],
-    cpus: str,
-) -> None:
-    allocatable, exclusive = kubelet
-    ids = b"".join(field(3, cpu) for cpu in parse_list(exclusive))
-    pod = field(1, "guaranteed") + field(2, "other") + field(3, field(1, "main") + ids)
-    monkeypatch.setattr(pods, "list_pods", lambda *_: field(1, pod))
-    monkeypatch.setattr(pods, "allocatable_cpus", lambda *_: parse_list(allocatable))
-    plugin._kubelet = "/nonexistent"
-    given = runtime.create(created())
-    assert given.cpus == cpus
-    assert outcomes(plugin) == {"pinned" if cpus else "kept": 1}
 
 
 def test_a_resized_container_has_never_fewer_cpus_than_its_limit(

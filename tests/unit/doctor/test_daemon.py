@@ -79,7 +79,7 @@ INFO, ELSEWHERE = (
         ({CONNECTED: 1.0, INFO: 1.0, MISSED: 0.0}, "ok: asks the daemon; namespaces: serving,trai"),
         ({CONNECTED: 1.0, ELSEWHERE: 1.0}, "ok: containerd v2.1.4 asks the daemon; namespaces: no"),
         ({CONNECTED: 0.0}, "fail: no container runtime knows the NRI plugin → turn NRI on"),
-        ({INFO: 1.0, MISSED: 2.0}, "warn: 2 containers with GPUs were to be placed → see"),
+        ({INFO: 1.0, MISSED: 2.0}, "warn: 2 containers with GPUs were to be placed → repair"),
     ],
 )
 def test_a_runtime_that_does_not_ask_the_daemon_is_found(
@@ -92,7 +92,7 @@ def test_a_runtime_that_does_not_ask_the_daemon_is_found(
 REPLAYED = Node(TWO, replayed=True)
 OF_CALLER, OF_NODE = AllowedCpus("0-3", "caller", None), AllowedCpus("0-3", "node", None)
 WITHIN = AllowedCpus("0-3", "caller", "0-3")
-UNKNOWN = "warn: the daemon does not identify callers by their cpusets → its log says why"
+UNKNOWN = "warn: the daemon does not identify callers by their cpusets → affinityd's commands"
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path
     """The daemon waits for a kubelet that does not answer, for longer than the runtime does."""
     path = tmp_path / "kubelet.sock"
     asks_kubelet = f"--pod-resources={path}"
-    waits = with_constants(daemon__nri__DEADLINE=PATIENCE, daemon__nri__KUBELET_SECONDS=PATIENCE)
+    waits = with_constants(daemon__nri__KUBELET_SECONDS=PATIENCE)
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(os.fspath(path))
@@ -118,10 +118,13 @@ def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path
 
         thread = threading.Thread(target=kill)
         thread.start()
-        (process,) = started(cluster, "killed", container("c", gpus=0)).values()
+        privileged = {**container("c", gpus=0), "securityContext": {"privileged": True}}
+        about = {"namespace": "default", "affinityd": "on"}
+        (process,) = started(cluster, "killed", privileged, **about).values()
         thread.join()
         assert node.daemon.process.wait(PATIENCE) == -signal.SIGKILL
         assert (process.cpus, process.told) == (BOTH, {})
+        cluster.run("kubectl delete pod killed --now")
 
 
 def test_containers_are_adjusted_after_a_runtime_restart(cluster: Cluster, tmp_path: Path) -> None:
