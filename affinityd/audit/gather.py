@@ -19,7 +19,7 @@ from pathlib import Path
 from affinityd.audit.jobs import is_slurms, membership, membership_of_path, service
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask
-from affinityd.linux.cgroup import Cgroups
+from affinityd.linux.cgroup import Cgroups, mask_of
 from affinityd.linux.files import content, environment_of
 from affinityd.linux.processes import (
     ENDED,
@@ -27,7 +27,6 @@ from affinityd.linux.processes import (
     Stat,
     Thread,
     cgroups_of,
-    mask_of,
     stat_of,
     thread_ids,
     thread_stat,

@@ -22,7 +22,7 @@ from affinityd.audit.model import (
     Membership,
     ProcessFacts,
 )
-from affinityd.linux.cgroup import Cgroups, hierarchies
+from affinityd.linux.cgroup import Cgroups, hierarchies, mask_of
 from affinityd.linux.files import listed, text
 from affinityd.linux.processes import (
     FIRST_USER,
@@ -34,7 +34,6 @@ from affinityd.linux.processes import (
     ancestors,
     cgroups_of,
     children_of,
-    mask_of,
     stat_of,
     status_of,
     title_of,

@@ -18,6 +18,7 @@ from affinityd.audit.waits import (
 )
 from affinityd.cpuset import CpuSet
 from affinityd.grouping import REMEMBERED
+from affinityd.linux.cgroup import mask_of
 from affinityd.linux.files import content
 from affinityd.linux.processes import (
     INIT,
@@ -27,7 +28,6 @@ from affinityd.linux.processes import (
     Stat,
     Thread,
     cgroups_of,
-    mask_of,
     thread_ids,
     uid_of,
 )

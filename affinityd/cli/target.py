@@ -20,7 +20,8 @@ from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import AffinityError, BoundError, InvalidRequestError, TargetError
-from affinityd.linux.processes import Stat, cgroups_of, descendants, mask_of, process_of, stat_of
+from affinityd.linux.cgroup import mask_of
+from affinityd.linux.processes import Stat, cgroups_of, descendants, process_of, stat_of
 from affinityd.planner import RankPlan
 from affinityd.request.environment import CUDA
 from affinityd.request.parameters import parse_query

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 from affinityd import config
-from affinityd.client.process import mask_of, may_open
+from affinityd.client.process import may_open
 from affinityd.client.process_plan import rebinding, remarks
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import ApplyError, InvalidRequestError
+from affinityd.linux.cgroup import mask_of
 from affinityd.linux.files import listed, text
 from affinityd.request import environment
 from affinityd.request.environment import ALLOWED, CPULIST, GPUS, NIC_VARIABLES, PINNED_FOR

@@ -31,8 +31,9 @@ from affinityd.errors import (
     UnsatisfiableError,
 )
 from affinityd.linux import pinning
+from affinityd.linux.cgroup import mask_of
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
-from affinityd.linux.processes import mask_of, stat_of
+from affinityd.linux.processes import stat_of
 from affinityd.request.environment import MAX_ENTRIES
 from affinityd.text import count
 

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 
 from affinityd.cpuset import CpuSet, several
 from affinityd.errors import ApplyError
-from affinityd.linux.cgroup import cpuset_of
+from affinityd.linux.cgroup import cpuset_of, mask_of
 from affinityd.linux.files import content
-from affinityd.linux.processes import mask_of
 from affinityd.request.environment import LAUNCHERS
 
 PROC_BIND = "OMP_PROC_BIND"

@@ -10,8 +10,8 @@ import stat
 
 from affinityd import config
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.errors import ApplyError
-from affinityd.linux.cgroup import cpuset_of, own_cpu_limit
+from affinityd.errors import ApplyError, InvalidRequestError
+from affinityd.linux.cgroup import cpuset_of, mask_of, own_cpu_limit
 from affinityd.linux.files import (
     FAILING,
     environment_of,
@@ -23,10 +23,11 @@ from affinityd.linux.files import (
 )
 from affinityd.request import environment
 from affinityd.request.environment import ENV, JOB_CPUS, SENT, local_rank
+from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from affinityd.linux.processes import Stat
     from affinityd.request.environment import Pairs, Rank
@@ -50,16 +51,17 @@ class ProcessContext:
     def __init__(
         self,
         pid: int,
+        parent: int,
         environ: Mapping[str, str] | None,
-        find_launchers_mask: Callable[[], CpuSet | None],
         devices: str | None,
         cpu_limit: int | None = None,
     ) -> None:
         self.pid = pid
+        self.parent = parent
         self.environ = environ
-        self._find_launchers_mask: Callable[[], CpuSet | None] | None = find_launchers_mask
         self.devices = devices
         self.cpu_limit = cpu_limit
+        self._launcher: tuple[CpuSet | None, Mapping[str, str] | None] | None = None
 
     @classmethod
     def of_self(cls) -> ProcessContext:
@@ -68,8 +70,7 @@ class ProcessContext:
         limit = own_cpu_limit()
         if limit is not None and not {environment.SLURM_JOB, JOB_CPUS} & environ.keys():
             environ = {**environ, JOB_CPUS: f"{limit}"}
-        devices, parent = _devices(), os.getppid()
-        return cls(os.getpid(), environ, lambda: launchers_mask(parent, environ), devices, limit)
+        return cls(os.getpid(), os.getppid(), environ, _devices(), limit)
 
     @classmethod
     def of(cls, process: Stat) -> ProcessContext:
@@ -77,12 +78,10 @@ class ProcessContext:
 
         A container has only the devices that it was given. Raises as `of_self`.
         """
-        pid, parent = process.number, process.parent
+        pid = process.number
         if pid == os.getpid():
             return cls.of_self()
-        devices = _devices(f"/proc/{pid}/root/dev")
-        environ = environment_of(pid)
-        return cls(pid, environ, lambda: launchers_mask(parent, environ or {}), devices)
+        return cls(pid, process.parent, environment_of(pid), _devices(f"/proc/{pid}/root/dev"))
 
     @property
     def rank(self) -> Rank | None:
@@ -97,16 +96,16 @@ class ProcessContext:
         rank = self.rank
         if rank is None or rank.variable == environment.SLURM_TASK:
             return False
-        mask = self.launchers_mask
+        mask, _ = self.launcher
         return mask is not None and not cpus >= mask
 
     @property
-    def launchers_mask(self) -> CpuSet | None:
-        """The mask of the launcher, read once; None: not known."""
-        if self._find_launchers_mask is not None:
-            self._launchers_mask = self._find_launchers_mask()
-            self._find_launchers_mask = None
-        return self._launchers_mask
+    def launcher(self) -> tuple[CpuSet | None, Mapping[str, str] | None]:
+        """The mask and the environment of its launcher, read once; None: not known."""
+        if self._launcher is None:
+            pid, environ = find_launcher(self.parent, self.environ or {})
+            self._launcher = mask_of(pid), environ
+        return self._launcher
 
     @property
     def mask(self) -> CpuSet:
@@ -137,8 +136,8 @@ class ProcessContext:
             sent |= {environment.SLICE: None, environment.ALLOWED: None}
         else:
             sent |= self._limits(environ, cpus, is_choice=is_choice)
-        if is_choice and self._has_own_list():
-            sent[environment.OWN_LIST] = "yes"
+        if is_choice and environment.GPUS not in known:
+            self._check_list()
         variables = [(name, sent[name]) for name in SENT if sent.get(name) is not None]
         return (
             *((name, text) for name, text in parameters.items() if text is not None),
@@ -166,20 +165,31 @@ class ProcessContext:
 
     def _is_unbound(self, cpus: CpuSet) -> bool:
         """Return whether these are all CPUs of its launcher, or of its cgroup."""
-        of_launcher = self.launchers_mask
+        of_launcher, _ = self.launcher
         return (of_launcher is not None and cpus >= of_launcher) or cpus >= (self.cpuset or cpus)
 
-    def _has_own_list(self) -> bool:
-        """Return whether its launcher, which can be read, has other visible GPUs or none.
+    def _check_list(self) -> None:
+        """Raise InvalidRequestError if the visible GPUs may be of this rank of several alone.
 
-        Slurm's is root's, and sets them for a task.
+        So it is if its launcher, which can be read, has others or none, and the lists of all ranks
+        fit on the machine together. Slurm's is root's, and sets them for a task.
         """
         rank, own = self.rank, self.environ or {}
-        if rank is None or rank.variable == environment.SLURM_TASK or self.root:
-            return False
-        _, above = find_launcher(os.getppid(), own)
-        names = [name for name in environment.VISIBLE_NAMES if own.get(name)]
-        return above is not None and any(above.get(name) != own[name] for name in names)
+        is_lone = rank is None or environment.is_alone(own, rank)
+        if rank is None or is_lone or rank.variable == environment.SLURM_TASK:
+            return
+        _, above = self.launcher
+        here = None if self.devices is None else self.devices.count(",") + 1
+        for name in environment.VISIBLE_NAMES:
+            listed = own.get(name)
+            if not listed or above is None or above.get(name) == listed:
+                continue
+            if here is None or environment.gpus_in(listed) * (rank.size or 1) <= here:
+                raise InvalidRequestError(
+                    f"choose: the list of GPUs, {quote(f'{name}={listed}')}, is not the "
+                    "launcher's, and may be of this rank alone: set it before the launch, or leave "
+                    "choose out"
+                )
 
     def _numberings(self, environ: Mapping[str, str]) -> Mapping[str, str | None]:
         """Return the variables of how it counts GPUs and ranks; None: such a one is not sent."""
@@ -212,11 +222,6 @@ class ProcessContext:
         return "" if self.pid == os.getpid() else f"/proc/{self.pid}/root"
 
 
-def launchers_mask(parent: int, environ: Mapping[str, str]) -> CpuSet | None:
-    """Return the mask of the launcher of a process, as `find_launcher`; None: unknown."""
-    return mask_of(find_launcher(parent, environ)[0])
-
-
 def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping[str, str] | None]:
     """Return the launcher of a process with this parent and environment, and its environment.
 
@@ -229,7 +234,8 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
         above = _read_soon(pid)
         if above is None or of_rank.isdisjoint(above.items()):
             return pid, above
-        pid = _parent_of(pid)
+        fields = text(f"/proc/{pid}/stat").rpartition(")")[2].split()  # proc_pid_stat(5)
+        pid = int(fields[1]) if len(fields) > 1 else 0
     return 0, None
 
 
@@ -242,20 +248,6 @@ def _read_soon(pid: int) -> Mapping[str, str] | None:
         return in_time(lambda: environment_of(pid), PARENT_SECONDS)
     except TimeoutError:
         return None
-
-
-def mask_of(pid: int) -> CpuSet | None:
-    """Return the mask of a process; None if it has ended, or is in another pid namespace."""
-    try:
-        return frozenset(os.sched_getaffinity(pid)) if pid else None
-    except OSError:
-        return None
-
-
-def _parent_of(pid: int) -> int:
-    """Return the parent of a process, 0 where it is not known: proc_pid_stat(5)."""
-    fields = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return int(fields[1]) if len(fields) > 1 else 0
 
 
 def _devices(dev: str = "/dev") -> str | None:

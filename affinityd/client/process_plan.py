@@ -165,7 +165,7 @@ def _few_cpus(plan: ProcessPlan, process: ProcessContext) -> Iterator[str]:
             yield f"srun gave this task {count(given, 'CPU')} of {of_job}: give -c"
     elif process.is_bound(plan.allowed):
         sharing = 1
-        of_launcher = len(process.launchers_mask or plan.allowed)
+        of_launcher = len(process.launcher[0] or plan.allowed)
         if of_launcher // rank.size >= 2 * given:
             switch = environment.UNBINDING.get(rank.variable, "another launch")
             cpus = f"{count(given, 'CPU')} of {of_launcher}"

@@ -133,6 +133,16 @@ class Cgroups:
                 yield mount.root, self._base + mount.point.rstrip("/")
 
 
+def mask_of(tid: int) -> CpuSet | None:
+    """Return a thread's affinity mask; a pid means its main thread. None if it has ended."""
+    if tid <= 0:  # to the kernel 0 is the caller
+        return None
+    try:
+        return frozenset(os.sched_getaffinity(tid))
+    except (OSError, OverflowError):  # ended, or larger than any pid
+        return None
+
+
 def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     """Return the CPUs that a process's cgroup allows, as `Cgroups.cpuset`."""
     return Cgroups.of(pid, root).cpuset

@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet
-from affinityd.linux.processes import ENDED, mask_of, stat_of, thread_ids, thread_stat
+from affinityd.linux.cgroup import mask_of
+from affinityd.linux.processes import ENDED, stat_of, thread_ids, thread_stat
 
 PINNED, LEFT_ALONE, REFUSED = "pinned", "left alone", "refused"
 CHANGE = "change"  #: a rule's word for a mask to be replaced

@@ -177,16 +177,6 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 
 
-def mask_of(tid: int) -> CpuSet | None:
-    """Return a thread's affinity mask; a pid means its main thread. None if it has ended."""
-    if tid <= 0:  # to the kernel 0 is the caller
-        return None
-    try:
-        return frozenset(os.sched_getaffinity(tid))
-    except (OSError, OverflowError):  # ended, or larger than any pid
-        return None
-
-
 def status_of(pid: int | str, name: str, proc: str = PROC) -> str:
     """Return a line of a process's `status` without its name; "" where it cannot be read."""
     beginning = f"{name}:".encode()

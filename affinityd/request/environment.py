@@ -88,9 +88,6 @@ JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its
 #: The GPUs that were chosen for a process, in the node's numbering; commands send it of this task.
 GPUS = "AFFINITYD_GPUS"
 PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: the task that a process was pinned for
-OWN_LIST = (
-    "AFFINITYD_OWN_LIST"  #: the launcher has not the visible GPUs of a rank; commands send it
-)
 JOB_GPUS = "AFFINITYD_JOB_GPUS"  #: the GPUs of a job on this node, in the node's numbering
 NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 #: Variables by which a process may count its GPUs otherwise than the node.
@@ -104,7 +101,7 @@ SENT = (
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
     *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", "SLURM_TRES_BIND"),
     *(JOB_CPUS, JOB_GPUS, CPULIST, ALLOWED, TORCHRUN),
-    *(GPUS, OWN_LIST, SLICE, NVIDIA_VISIBLE, *VISIBLE_NAMES, *OF_PLAN, *OF_NUMBERS),
+    *(GPUS, SLICE, NVIDIA_VISIBLE, *VISIBLE_NAMES, *OF_PLAN, *OF_NUMBERS),
 )
 #: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}

@@ -25,7 +25,6 @@ from affinityd.request.devices import Entry, VisibleDevices, all_devices, named,
 from affinityd.request.environment import MAX_ENTRIES, with_cuda
 from affinityd.request.parameters import Request
 from affinityd.request.task import BLOCK, UNKNOWN_ORDER, SlurmTask, Task, gpus_seen
-from affinityd.text import quote
 from affinityd.topology.model import Gpu, Node, Topology
 
 UNKNOWN_CPUS = "choose: the CPUs of the other ranks are not known"
@@ -170,7 +169,7 @@ def plan_chosen(
         return None
     asking, ranks = _ranks_of_node(task)
     known = _known_cpus(topology, task, ranks, cpus, mask)
-    _check_entries(topology, task, entries, ranks)
+    _check_entries(task, entries)
     if known:
         in_order = sorted(entries, key=lambda entry: entry[1].gpu.key)
         chosen = _choose_once(topology, known, gpus_of(in_order), request.gpus_per_rank)
@@ -217,7 +216,7 @@ def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
     return [task.rank[0]], task.ranks
 
 
-def _check_entries(topology: Topology, task: Task, entries: Sequence[Entry], ranks: int) -> None:
+def _check_entries(task: Task, entries: Sequence[Entry]) -> None:
     """Raise UnsatisfiableError where GPUs may not be all ranks', or one is of unknown place."""
     for name, device in entries:
         if device.gpu.numa_node is None:
@@ -225,13 +224,6 @@ def _check_entries(topology: Topology, task: Task, entries: Sequence[Entry], ran
             raise UnsatisfiableError(f"choose: {why}, one of those to choose from")
     if task.slurm:
         check_step_gpus(task.slurm, entries)
-    # Lists of all ranks that fit on the machine together may be different ones.
-    if task.has_own_list and ranks > 1 and len(entries) * ranks <= len(topology.gpus):
-        shown = quote(task.visible or "")
-        raise UnsatisfiableError(
-            f"choose: the list of GPUs, {shown}, is not the launcher's, and may be of this rank "
-            "alone: set it before the launch, or leave choose out"
-        )
 
 
 def _known_cpus(

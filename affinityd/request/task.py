@@ -51,7 +51,6 @@ from affinityd.request.environment import (
     MPS_PIPE,
     MPS_UNKNOWN,
     NVIDIA_VISIBLE,
-    OWN_LIST,
     RENUMBERING,
     SLICE,
     SLURM_JOB,
@@ -146,7 +145,6 @@ class Task:
     gpu_order: tuple[str, ...] = ()  #: the GPU of each rank, or a word; (): by its number
     masks: tuple[CpuSet, ...] = ()  #: the CPUs of each rank here; (): all have the same
     masks_unknown: str | None = None  #: why they are not known; None: they are
-    has_own_list: bool = False  #: its launcher has not `visible`, which may be this rank's alone
     opened: str | None = None  #: the devices that it may open, also those of other jobs
     has_own_block: bool = False  #: its siblings have other GPUs, each with a block of the cores
     is_process: bool = False  #: it is a process, whose numbers may differ from the node's
@@ -348,7 +346,6 @@ def read_masks(environ: Environment, task: Task) -> Task:
     rank = local_rank(environ)
     if rank is None or is_alone(environ, rank) or GPUS in environ:
         return task
-    task = replace(task, has_own_list=OWN_LIST in environ)
     in_slurm, switch = rank.variable == SLURM_TASK, UNBINDING.get(rank.variable, "another launch")
     kind = environ.get("SLURM_CPU_BIND_TYPE", "").removeprefix("quiet,") if in_slurm else ""
     listed = environ.get("SLURM_CPU_BIND_LIST", "")

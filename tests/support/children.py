@@ -9,15 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from affinityd.linux.processes import (
-    Stat,
-    Thread,
-    everyone,
-    mask_of,
-    stat_of,
-    thread_ids,
-    thread_stat,
-)
+from affinityd.linux.cgroup import mask_of
+from affinityd.linux.processes import Stat, Thread, everyone, stat_of, thread_ids, thread_stat
 from tests.support.daemons import eventually
 
 #: Threads come and go for ever; five of them start others.

@@ -12,7 +12,7 @@ from affinityd.client.apply import UNKNOWN_PLACE
 from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.grouping import grouped
-from affinityd.linux.cgroup import cpus_listed_in
+from affinityd.linux.cgroup import cpus_listed_in, mask_of
 from affinityd.linux.pinning import (
     CHANGE,
     LEFT_ALONE,
@@ -25,7 +25,7 @@ from affinityd.linux.pinning import (
     is_on_purpose,
     pin_threads,
 )
-from affinityd.linux.processes import Stat, descendants, mask_of, stat_of
+from affinityd.linux.processes import Stat, descendants, stat_of
 from affinityd.text import count, one_line
 from affinityd.topology.nearness import UNKNOWN
 

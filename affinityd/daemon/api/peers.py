@@ -27,14 +27,13 @@ from uvicorn.server import ServerState
 from affinityd.cpuset import parse_list
 from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.errors import BusyError
-from affinityd.linux.cgroup import Cgroups
+from affinityd.linux.cgroup import Cgroups, mask_of
 from affinityd.linux.files import present
 from affinityd.linux.processes import (
     Credentials,
     credentials,
     exists,
     groups,
-    mask_of,
     overflow_uid,
     parse_stat,
     status_of,

@@ -137,7 +137,7 @@ def daemon(facts: NodeFacts) -> CheckResults:
 #: Variables that commands, prologs and pods read, besides the settings.
 READ = (
     *("CHOOSE_GPU", "CONFIG", "CPUS", "DRAIN", "GPU_ORDER", "JOB_CPUS", "JOB_GPUS", "MEMORY"),
-    *("MPS_DEVICES", "NICS", "OWN_LIST", "THREADS", "TIMEOUT", "URL", "VERBOSE"),
+    *("MPS_DEVICES", "NICS", "THREADS", "TIMEOUT", "URL", "VERBOSE"),
 )
 #: Variables that affinityd sets for jobs.
 WRITTEN = (

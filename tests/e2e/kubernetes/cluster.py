@@ -17,8 +17,8 @@ from typing import Any
 
 from affinityd import __version__
 from affinityd.cpuset import format_list
+from affinityd.linux.cgroup import mask_of
 from affinityd.linux.files import environment_of
-from affinityd.linux.processes import mask_of
 from tests.e2e.chart.tools import helm
 from tests.e2e.containers import images
 from tests.e2e.containers.podman import podman

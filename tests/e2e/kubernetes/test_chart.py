@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.linux.processes import mask_of
+from affinityd.linux.cgroup import mask_of
 from tests.e2e.kubernetes import machine
 from tests.e2e.kubernetes.chart import LABEL, SLEEPS, Chart, Job, named
 from tests.e2e.kubernetes.cluster import NODE, Cluster

@@ -12,7 +12,8 @@ from affinityd.cli import main, target
 from affinityd.cli.commands import pin
 from affinityd.client.process import ProcessContext
 from affinityd.errors import TargetError
-from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
+from affinityd.linux.cgroup import mask_of
+from affinityd.linux.processes import descendants, stat_of, thread_ids
 from tests.support.children import ZOMBIE, children_of, parent_of, program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.machines.sysfs_tree import write_tree
@@ -146,7 +147,7 @@ def test_another_users_process_needs_gpus_and_is_not_pinned(
 def test_root_that_may_not_read_an_environment_is_not_told_to_become_root(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hidden = ProcessContext(os.getpid(), None, lambda: None, None)
+    hidden = ProcessContext(os.getpid(), 0, None, None)
     planner = target.ProcessPlanner({}, divides=False, context=lambda _: hidden)
     for user, advice in ((1000, "run this as root$"), (0, "no CAP_SYS_PTRACE, .*; give --gpus$")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)

@@ -18,7 +18,8 @@ from affinityd.audit.model import Holding
 from affinityd.cli import main, target
 from affinityd.cli.render.audit import VERIFY_COLUMNS
 from affinityd.cpuset import CpuSet
-from affinityd.linux.processes import mask_of, thread_ids
+from affinityd.linux.cgroup import mask_of
+from affinityd.linux.processes import thread_ids
 from affinityd.topology.model import GpuKey
 from affinityd.topology.nearness import ALLOCATION
 from tests.support.audit_facts import GPU, Known

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.client import apply
-from affinityd.client.process import ProcessContext, granted_gpus, launchers_mask
+from affinityd.client.process import ProcessContext, granted_gpus
 from affinityd.client.process_plan import REMARKS, read_plan
 from affinityd.cpuset import format_list, parse_list
 from affinityd.linux import memory_policy
@@ -160,7 +160,7 @@ def test_a_mask_that_is_not_narrowed_follows_a_cpuset_that_grows() -> None:
 
 # Applying a plan.
 
-UNKNOWN = ProcessContext(os.getpid(), None, lambda: None, devices=None)
+UNKNOWN = ProcessContext(os.getpid(), 0, None, devices=None)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_parent_whose_environment_cannot_be_read_in_time_counts_as_unread(
         "affinityd.client.process.environment_of", lambda _pid: time.sleep(PATIENCE)
     )
     environ = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2"}
-    process = ProcessContext(0, environ, lambda: launchers_mask(1, {}), devices=None)
+    process = ProcessContext(0, 1, environ, devices=None)
     began = time.monotonic()
     assert "rank" not in dict(process.query({}, frozenset({0})))
     assert time.monotonic() - began < PATIENCE / 2

@@ -103,7 +103,7 @@ def test_an_mps_client_counts_within_the_daemon_s_list(tmp_path: Path) -> None:
         pid.write_text(text)
         assert mps_daemon(environ) == {"CUDA_VISIBLE_DEVICES": "unknown"}
     environ["CUDA_DEVICE_ORDER"] = order = "PCI_BUS_ID"
-    client = ProcessContext(os.getpid(), environ, lambda: None, devices=None)
+    client = ProcessContext(os.getpid(), 0, environ, devices=None)
     bus_order = ("env", "CUDA_DEVICE_ORDER=PCI_BUS_ID")
     for variables, expected in (
         ({"CUDA_VISIBLE_DEVICES": "4,5"}, [("env", "AFFINITYD_MPS_DEVICES=4,5")]),

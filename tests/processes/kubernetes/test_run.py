@@ -99,7 +99,7 @@ def test_every_variable_that_says_something_of_a_plan_is_passed_on(
     pod.has("nvidia5")
     others = (  # of Slurm, and of commands
         *("SLURM", "AFFINITYD_SLICE", "AFFINITYD_MPS_DEVICES"),
-        *("AFFINITYD_CHOOSE_GPU", "AFFINITYD_GPU_ORDER", "AFFINITYD_GPUS", "AFFINITYD_OWN_LIST"),
+        *("AFFINITYD_CHOOSE_GPU", "AFFINITYD_GPU_ORDER", "AFFINITYD_GPUS"),
     )
     of_pods = {name for name in READ if not name.startswith(others)}
     pipe = {"CUDA_MPS_PIPE_DIRECTORY": str(pod.folder)}  # of a daemon that is there

@@ -10,8 +10,9 @@ import pytest
 from affinityd.cli.commands.pin import pin_targets
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
+from affinityd.linux.cgroup import mask_of
 from affinityd.linux.pinning import LEFT_ALONE, PINNED, PinResult, Target, pin_threads
-from affinityd.linux.processes import descendants, mask_of, thread_ids
+from affinityd.linux.processes import descendants, thread_ids
 from tests.support.children import CHURN, HEADLESS, present, program, sleeping
 from tests.support.daemons import eventually
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.linux import processes
+from affinityd.linux import cgroup, processes
 from affinityd.linux.files import environment_of
 from affinityd.linux.processes import ProcessTable, ancestors, descendants
 from tests.support.child_python import said
@@ -131,7 +131,7 @@ def test_a_process_without_a_main_thread_is_no_zombie() -> None:
 
 @pytest.mark.parametrize("pid", [0, -1, 10**9, 10**12])
 def test_a_missing_process_has_no_facts(pid: int) -> None:
-    nothing = (processes.stat_of, processes.process_of, processes.uid_of, processes.mask_of)
+    nothing = (processes.stat_of, processes.process_of, processes.uid_of, cgroup.mask_of)
     assert {ask(pid) for ask in nothing} == {None}
     assert (processes.thread_ids(pid), threads(pid)) == ([], [])
     assert processes.cgroups_of(pid) == processes.title_of(pid) == ""

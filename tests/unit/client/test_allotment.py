@@ -22,8 +22,10 @@ def planned(
     environ: str, mask: str, node: Node, launchers_mask: str | None = None, **chosen: str
 ) -> Reply:
     cpus = None if launchers_mask is None else parse_list(launchers_mask)
-    process = ProcessContext(0, words(environ), lambda: cpus, devices=None)
-    return plan_on_node(node, process.query(chosen, parse_list(mask)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessContext, "launcher", (cpus, None))
+        process = ProcessContext(0, 0, words(environ), devices=None)
+        return plan_on_node(node, process.query(chosen, parse_list(mask)))
 
 
 @pytest.mark.parametrize(("environ", "mask", "cpus", "locality"), cases("allotments.tsv"))

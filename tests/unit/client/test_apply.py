@@ -73,7 +73,7 @@ class Rank:
         variable = VARIABLES[self.topology.gpus[0].vendor]
         said = dict(word.format(**facts).split("=") for word in self.launch.said.split())
         said[variable] = named(self.job if self.launch.sees == "all" else [self.gpu])
-        process = ProcessContext(0, said, lambda: None, devices=None)
+        process = ProcessContext(0, 0, said, devices=None)
         return plan_on_node(Node(self.topology), process.query(chosen, self.cpus))
 
 
@@ -95,7 +95,7 @@ def named(numbers: Sequence[int]) -> str:
 def test_what_a_container_s_runtime_lists_is_sent(
     said: str, devices: str | None, *, is_sent: bool
 ) -> None:
-    process = ProcessContext(2**22 + 1, words(said), lambda: None, devices=devices)
+    process = ProcessContext(2**22 + 1, 0, words(said), devices=devices)
     sent = process.query({}, frozenset({0}))
     assert any(text.startswith("NVIDIA_VISIBLE_DEVICES=") for _, text in sent) == is_sent
 

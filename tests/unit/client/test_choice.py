@@ -5,10 +5,9 @@ import re
 
 import pytest
 
-from affinityd.client import process as facts
 from affinityd.client.local_plan import plan_on_node
 from affinityd.client.process import ProcessContext
-from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError
 from affinityd.request.environment import PINNED_FOR, task_of
 from affinityd.topology.model import Node
@@ -33,18 +32,17 @@ def test_a_process_is_asked_what_its_launcher_gave_it(
     above: str,
     expected: str,
 ) -> None:
-    """`above` is the environment of the launcher, with the mask as MASK, where that can be read."""
+    """`above` is the environment of the launcher, if it can be read, with its MASK, and DEVICES."""
     launcher, variables = words(above), words(environ)
     if variables.get(PINNED_FOR) == "this":
         del variables[PINNED_FOR]
         variables[PINNED_FOR] = task_of(variables)
-    monkeypatch.setattr(facts, "find_launcher", lambda *_: (1, launcher if above else None))
+    of_launcher = parse_list(launcher["MASK"]) if "MASK" in launcher else None
+    monkeypatch.setattr(ProcessContext, "launcher", (of_launcher, launcher if above else None))
     monkeypatch.setattr(ProcessContext, "cpuset", parse_list("0-127"))
 
-    def launchers_mask() -> CpuSet | None:
-        return parse_list(launcher["MASK"]) if "MASK" in launcher else None
-
-    process = ProcessContext(os.getpid(), variables, launchers_mask, devices=None)
+    devices = launcher.get("DEVICES")
+    process = ProcessContext(os.getpid(), 0, variables, devices)
 
     def ask() -> str:
         query = process.query(words(chosen), parse_list(mask))

@@ -18,10 +18,11 @@ MPI = "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2"
     cases("few_cpus.tsv", SRUN=SRUN, MPI=MPI),
 )
 def test_a_rank_with_one_core_is_told_how_to_get_more(
-    variables: str, given: str, launcher: str, line: str
+    monkeypatch: pytest.MonkeyPatch, variables: str, given: str, launcher: str, line: str
 ) -> None:
     cpus = parse_list(given)
-    process = ProcessContext(1, words(variables), lambda: parse_list(launcher), None)
+    monkeypatch.setattr(ProcessContext, "launcher", (parse_list(launcher), None))
+    process = ProcessContext(1, 0, words(variables), None)
     plan = ProcessPlan(
         cpus=cpus, allowed=cpus, threads=1, locality="local", gpus=(), nodes=(), warnings=()
     )

@@ -37,7 +37,7 @@ def test_a_script_sends_every_variable_of_devices(script: str) -> None:
 
 def by_query(environ: Mapping[str, str]) -> Reply:
     """As `affinityd exec` and `bind()` ask the daemon, and plan without one."""
-    process = ProcessContext(0, environ, lambda: None, devices=None)
+    process = ProcessContext(0, 0, environ, devices=None)
     return plan_on_node(NODE, process.query({}, EVERY))
 
 
@@ -54,7 +54,7 @@ def by_script(script: str, environ: Mapping[str, str]) -> Reply:
 
 def by_verify(environ: Mapping[str, str]) -> Reply:
     """As `affinityd verify PID` and `pin PID` plan for another process."""
-    process = ProcessContext(NO_PROCESS, environ, lambda: None, devices=None)
+    process = ProcessContext(NO_PROCESS, 0, environ, devices=None)
     planner = ProcessPlanner({}, divides=True, node=NODE, context=lambda _stat: process)
     stat = stat_of(os.getpid())
     assert stat is not None
