@@ -6,7 +6,7 @@ import os
 
 from affinityd import config
 from affinityd.client.process import may_open
-from affinityd.client.process_plan import rebinding, remarks
+from affinityd.client.remarks import rebinding, remarks
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.linux.cgroup import mask_of
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from affinityd.client.process import ProcessContext
-    from affinityd.client.process_plan import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
+    from affinityd.request.process_plan import ProcessPlan
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
 LOCALITY = "AFFINITYD_LOCALITY"  #: of the pin

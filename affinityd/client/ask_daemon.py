@@ -14,7 +14,6 @@ import _socket
 import errno
 import time
 
-from affinityd.client.process_plan import ProcessPlan, read_plan
 from affinityd.errors import (
     REFUSALS,
     AffinityError,
@@ -25,6 +24,7 @@ from affinityd.errors import (
     UnknownParameterError,
 )
 from affinityd.linux.files import in_time
+from affinityd.request.process_plan import ProcessPlan, read_plan
 from affinityd.text import one_line, quote
 
 TYPE_CHECKING = False

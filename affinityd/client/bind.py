@@ -38,8 +38,8 @@ from affinityd.request.environment import MAX_ENTRIES
 from affinityd.text import count
 
 if TYPE_CHECKING:
-    from affinityd.client.process_plan import ProcessPlan
     from affinityd.request.document import PlanDocument
+    from affinityd.request.process_plan import ProcessPlan
 
 #: As `Mode` has them, so that a type checker finds a wrong one; - and _ are the same.
 ModeName = Literal[

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd import config
-from affinityd.client.process_plan import ProcessPlan
 from affinityd.config import settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
 from affinityd.request.parameters import Request, parse_query
+from affinityd.request.process_plan import FIELDS, ProcessPlan
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.request.task import names_unknown_mig
 from affinityd.text import one_line, quote
@@ -105,25 +105,9 @@ def plan_process(query: Pairs, sockets: Sequence[str], trouble: str | None) -> P
         reply = plan_on_node(found.node, query)
     except AffinityError as error:
         raise type(error)("; ".join(filter(None, (str(error), trouble, found.replayed)))) from None
-    has_more = any(rank.widening for rank in reply.ranks)
-    return ProcessPlan(
-        cpus=reply.cpus,
-        allowed=reply.allowed,
-        memory_nodes=reply.memory_nodes,
-        visible_memory=reply.visible_memory,
-        near=reply.near if has_more else None,
-        gpus=reply.certain_gpus,
-        visible=dict(*reply.visible.values()),
-        nodes=reply.home_nodes,
-        locality=reply.locality,
-        threads=reply.threads,
-        switch=reply.switch,
-        rdma=tuple(dict.fromkeys(reply.rdma_ports)),
-        warnings=reply.warning_codes,
-        source=found.source,
-        trouble=trouble,
-        replayed=found.replayed,
-    )
+    fields = {field: getattr(reply, field) for field in FIELDS}
+    told = {"source": found.source, "trouble": trouble, "replayed": found.replayed}
+    return ProcessPlan(**fields, **told, visible=dict(*reply.visible.values()))
 
 
 def plan_on_node(node: Node, query: Pairs, caller: Caller | None = None) -> Reply:

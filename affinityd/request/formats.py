@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from affinityd.config import ON, SWITCH
+from affinityd.config import ON
 from affinityd.cpuset import CpuSet, format_list, format_mask
-from affinityd.request.environment import NIC_VARIABLES, UNASKED, nic_value
+from affinityd.request.environment import JOB_GPUS, NIC_VARIABLES, UNASKED, nic_value
+from affinityd.request.process_plan import FIELDS
 from affinityd.request.resolve import Reply
 
 
@@ -19,25 +20,16 @@ def _json(reply: Reply) -> Iterator[str]:
 
 def _shell(reply: Reply) -> Iterator[str]:
     """Yield NAME=value lines; no value has a character that a shell or TaskProlog would change."""
-    if reply.switch != ON:
-        yield f"{SWITCH}={reply.switch}"
-    yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
-    yield f"AFFINITYD_LOCALITY={reply.locality}"
-    yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"
-    if reply.request.task.job is not None:
-        yield f"AFFINITYD_JOB_GPUS={','.join(reply.request.task.job)}"
-    yield f"AFFINITYD_GPUS={format_list(reply.certain_gpus)}"
-    if len(reply.visible) == 1:
-        (variables,) = reply.visible.values()
-        yield from map("=".join, variables.items())
-    yield f"AFFINITYD_NODES={format_list(reply.home_nodes)}"
-    yield f"AFFINITYD_MEMORY_NODES={format_list(reply.memory_nodes)}"
-    yield f"AFFINITYD_VISIBLE_MEMORY_NODES={format_list(reply.visible_memory)}"
-    yield f"AFFINITYD_THREADS={reply.threads}"
-    yield f"AFFINITYD_RDMA={','.join(reply.rdma_ports)}"
-    if any(rank.widening for rank in reply.ranks):
-        yield f"AFFINITYD_NEAR={format_list(reply.near)}"
-    yield f"AFFINITYD_WARNINGS={','.join(reply.warning_codes)}"
+    for field, (variable, _, write) in FIELDS.items():
+        value = getattr(reply, field)
+        is_told = value is not None and (field != "switch" or value != ON)
+        if is_told:
+            yield f"{variable}={write(value)}"
+        if field == "allowed" and reply.request.task.job is not None:
+            yield f"{JOB_GPUS}={','.join(reply.request.task.job)}"
+        if field == "gpus" and len(reply.visible) == 1:
+            (variables,) = reply.visible.values()
+            yield from map("=".join, variables.items())
     for rank in reply.ranks:
         yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"
         yield f"AFFINITYD_RANK_{rank.rank}_LOCALITY={rank.locality}"
@@ -45,7 +37,7 @@ def _shell(reply: Reply) -> Iterator[str]:
 
 def _nics(reply: Reply) -> Iterator[str]:
     """Yield the variables that give libraries the ranks' RDMA devices."""
-    if ports := reply.rdma_ports:
+    if ports := reply.rdma:
         yield from (f"{NIC_VARIABLES[library]}={nic_value(library, ports)}" for library in UNASKED)
 
 

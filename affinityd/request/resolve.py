@@ -49,7 +49,7 @@ class Reply(NamedTuple):
     doubt: Doubt | None = None  #: why its GPUs may be others; None: they are these
     #: The variables that leave a rank the GPUs that were chosen for it
     visible: Mapping[int, Mapping[str, str]] = {}
-    near: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
+    near_cpus: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
 
     @property
     def ranks(self) -> tuple[RankPlan, ...]:
@@ -63,7 +63,7 @@ class Reply(NamedTuple):
         return tuple(warning for warning in self.plan.warnings if warning.rank in concerned)
 
     @property
-    def rdma_ports(self) -> tuple[str, ...]:
+    def rdma(self) -> tuple[str, ...]:
         """The ranks' ports as libraries of verbs name them."""
         return verbs_ports(nic for rank in self.ranks for nic in self.nics[rank.gpu.key])
 
@@ -73,14 +73,14 @@ class Reply(NamedTuple):
         return frozenset().union(*(rank.cpus for rank in self.ranks))
 
     @property
-    def certain_gpus(self) -> CpuSet:
+    def gpus(self) -> CpuSet:
         """The indices of the ranks' GPUs; none where others may be meant."""
         if AMBIGUOUS in self.warning_codes:
             return frozenset()
         return frozenset(rank.gpu.index for rank in self.ranks)
 
     @property
-    def home_nodes(self) -> CpuSet:
+    def nodes(self) -> CpuSet:
         """The numbers of the ranks' home nodes."""
         return frozenset(rank.home_node for rank in self.ranks if rank.home_node is not None)
 
@@ -98,6 +98,11 @@ class Reply(NamedTuple):
     def warning_codes(self) -> tuple[str, ...]:
         """The codes of the warnings, each once."""
         return tuple(sorted({warning.code for warning in self.warnings}))
+
+    @property
+    def near(self) -> CpuSet | None:
+        """The allowed CPUs near any of their GPUs, where others were added; else None."""
+        return self.near_cpus if any(rank.widening for rank in self.ranks) else None
 
     @property
     def locality(self) -> str:
@@ -188,7 +193,7 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
         switch=node.switch if request.observe is None or node.switch != ON else OBSERVE,
         visible_memory=frozenset(node for node in memory if node is not None),
         doubt=seen.doubt,
-        near=planned.allowed & vicinity(topology, gpus).cpus,
+        near_cpus=planned.allowed & vicinity(topology, gpus).cpus,
         slice=planned.slice,
     )
 

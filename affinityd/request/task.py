@@ -26,6 +26,7 @@ from affinityd.cpuset import CpuSet, parse_list, parse_mask, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.planner import Options, PlanWarning
 from affinityd.planner.modes import MODES
+from affinityd.request import environment as env
 from affinityd.request.devices import (
     ComputeDevice,
     Doubt,
@@ -38,36 +39,7 @@ from affinityd.request.devices import (
     read_visible,
     with_uuid,
 )
-from affinityd.request.environment import (
-    ALLOWED,
-    BUS_ORDER,
-    CPULIST,
-    DEVICE_ORDER,
-    GPUS,
-    JOB_CPUS,
-    JOB_GPUS,
-    MAX_ENTRIES,
-    MPS_LIST,
-    MPS_PIPE,
-    MPS_UNKNOWN,
-    NVIDIA_VISIBLE,
-    RENUMBERING,
-    SLICE,
-    SLURM_JOB,
-    SLURM_SPECIAL_STEP,
-    SLURM_TASK,
-    UNBINDING,
-    VISIBLE_NAMES,
-    ZE_HIERARCHY,
-    Rank,
-    cpus_to_plan_on,
-    gpus_in,
-    is_alone,
-    job_cpus,
-    local_rank,
-    number,
-    visible,
-)
+from affinityd.request.environment import Rank, number, visible
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import near_nodes
@@ -156,76 +128,75 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
 
     Raises InvalidRequestError for variables that are malformed, or contradict each other.
     """
-    launched, is_named = _checked(local_rank(environ)), not {"gpus", "rank"}.isdisjoint(names)
-    alone = launched is not None and (is_alone(environ, launched) or GPUS in environ)
-    starts_ranks = launched is None or alone
+    launched, is_named = _checked(env.local_rank(environ)), not {"gpus", "rank"}.isdisjoint(names)
+    rank = launched  # of several that its launcher started
+    if launched is not None and (env.is_alone(environ, launched) or env.GPUS in environ):
+        rank = None
+    task = _read_numberings(environ, stated)
+    slice_of = _slice_of(environ, stated, launched, is_named=is_named)
     task = replace(
-        _read_lists(environ, stated),
-        cpuset=None if stated.cpuset is None else cpus_to_plan_on(environ, stated.cpuset),
-        nvidia_visible=environ.get(NVIDIA_VISIBLE) or None,
-        mps=environ.get(MPS_LIST) or (MPS_UNKNOWN if MPS_PIPE in environ else None),
-        is_in_bus_order=environ.get(DEVICE_ORDER) == BUS_ORDER,
-        counts_cards=environ.get(ZE_HIERARCHY, "").upper() == "COMPOSITE",
-        renumbering=tuple(
-            name for name in RENUMBERING.values() if re.search("[0-9]", environ.get(name, ""))
-        ),
-        slice=_slice_of(environ, stated, launched, is_named=is_named),
-        is_process=True,
-        is_launched=bool(environ.keys() - {ALLOWED, CPULIST}),
+        task, slice=slice_of, is_launched=bool(environ.keys() - {env.ALLOWED, env.CPULIST})
     )
     if options.cpus is None:
-        cpus = _asked_cpus(environ, stated.ranks, launched)
-        is_one_of_script_s = stated.rank and not stated.ranks and starts_ranks
-        if SLURM_JOB in environ and cpus and cpus.cpus and is_one_of_script_s:
-            cpus = TaskCpus(tasks=1, of_job=cpus.cpus)  # it has them for all of its ranks
+        of_script = rank is None and bool(stated.rank) and not stated.ranks
+        cpus = _asked_cpus(environ, stated.ranks, launched, of_script=of_script)
         task = replace(task, cpus=cpus)
-    if not is_named and (launched is None or launched.variable == SLURM_TASK):
+    if not is_named and (launched is None or launched.variable == env.SLURM_TASK):
         bound = _bound_by(environ)
-        if launched and launched.size:
-            task = replace(task, job=stated.job or _gpus_of_job(environ), bound=bound)
-            slurm = _slurm_task(environ, launched.number, launched.size, stated.cpuset)
-            return replace(task, slurm=slurm, granted=_granted(environ, task))
-        if launched and _has_slurm_masks(environ):
-            unknown = (
+        if launched and not launched.size and _has_slurm_masks(environ):
+            bound = bound or (
                 "neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says how many tasks there are"
             )
-            return replace(task, bound=bound or unknown)
         task = replace(task, bound=bound)
-    size = None if starts_ranks or launched is None else launched.size
-    if stated.rank is not None and len(stated.rank) == 1:
-        rank = stated.rank[0]
-    elif starts_ranks or launched is None:
+        if launched and launched.size:
+            slurm = _slurm_task(environ, launched.number, launched.size, stated.cpuset)
+            task = replace(task, job=stated.job or _gpus_of_job(environ), slurm=slurm)
+            return replace(task, granted=_granted(environ, task))
+    if rank is None and len(stated.rank or ()) != 1:
         return replace(task, granted=_granted(environ, task))
-    else:
-        rank = launched.number
-    if not is_named and not stated.ranks and _has_own_gpus(environ, task, options):
-        return _kept_apart(environ, task, rank, size or 1)
     if stated.rank and stated.ranks:
         return task
-    return replace(task, job=None, rank=stated.rank or (rank,), ranks=stated.ranks or size)
+    size = None if rank is None else rank.size
+    if rank is None or stated.rank:
+        return replace(task, job=None, ranks=stated.ranks or size)
+    if not is_named and not stated.ranks and _has_own_gpus(environ, task, options):
+        return _kept_apart(environ, task, rank.number, size or 1)
+    return replace(task, job=None, rank=(rank.number,), ranks=stated.ranks or size)
+
+
+def _read_numberings(environ: Environment, stated: Task) -> Task:
+    """Return a task with what its variables say of how it counts GPUs, and the CPUs to plan on."""
+    task = replace(
+        stated,
+        cpuset=None if stated.cpuset is None else env.cpus_to_plan_on(environ, stated.cpuset),
+        nvidia_visible=environ.get(env.NVIDIA_VISIBLE) or None,
+        mps=environ.get(env.MPS_LIST) or (env.MPS_UNKNOWN if env.MPS_PIPE in environ else None),
+        is_in_bus_order=environ.get(env.DEVICE_ORDER) == env.BUS_ORDER,
+        counts_cards=environ.get(env.ZE_HIERARCHY, "").upper() == "COMPOSITE",
+        renumbering=tuple(
+            name for name in env.RENUMBERING.values() if re.search("[0-9]", environ.get(name, ""))
+        ),
+        is_process=True,
+    )
+    if stated.visible is not None:
+        return task
+    value = visible(environ, _vendors_of(stated))
+    return replace(task, visible=value, lists=visible_lists(environ))
 
 
 def _checked(rank: Rank | None) -> Rank | None:
     """Return a rank. Raises InvalidRequestError if no machine has so many."""
-    if rank is not None and max(rank.number + 1, rank.size or 1) > MAX_ENTRIES:
+    if rank is not None and max(rank.number + 1, rank.size or 1) > env.MAX_ENTRIES:
         raise InvalidRequestError(
             f"env: {rank.variable}={rank.number} of {rank.size or 'unknown'} ranks on this node "
-            f"are too many; the most is {MAX_ENTRIES}"
+            f"are too many; the most is {env.MAX_ENTRIES}"
         )
     return rank
 
 
-def _read_lists(environ: Environment, stated: Task) -> Task:
-    """Return a task with the visible devices of the vendor whose files are granted, or of any."""
-    if stated.visible is not None:
-        return stated
-    lists = visible_lists(environ)
-    return replace(stated, visible=visible(environ, _vendors_of(stated)), lists=lists)
-
-
 def visible_lists(environ: Environment) -> tuple[tuple[str, str], ...]:
     """Return the visible-device variables of all vendors."""
-    return tuple((name, environ[name]) for name in VISIBLE_NAMES if name in environ)
+    return tuple((name, environ[name]) for name in env.VISIBLE_NAMES if name in environ)
 
 
 def _vendors_of(task: Task) -> tuple[str, ...]:
@@ -246,53 +217,62 @@ def choose_visible(topology: Topology, task: Task) -> Task:
 # The CPUs that it asked for, and those that were given to it.
 
 
-def _asked_cpus(environ: Environment, ranks: int | None, rank: Rank | None) -> TaskCpus | None:
+def _asked_cpus(
+    environ: Environment, ranks: int | None, rank: Rank | None, *, of_script: bool
+) -> TaskCpus | None:
     """Return how many CPUs a process's task asked for; None: unknown.
 
     `ranks` divide its CPUs; None: as many as its launcher started. AFFINITYD_CPUS says it; else
     under Slurm SLURM_CPUS_PER_TASK, which is set where -c was given; a batch script asked for that
-    of all its tasks. Else it is its part of its tasks' CPUs. In a pod it is a part of
-    AFFINITYD_JOB_CPUS, the container's CPU request. Elsewhere the CPUs that it may use, which
-    commands send as AFFINITYD_ALLOWED, are its allotment. Raises InvalidRequestError for an
-    AFFINITYD_CPUS that is neither none nor a number.
+    of all its tasks, and has them for all ranks `of_script`. Else it is its part of its tasks'
+    CPUs. In a pod it is a part of AFFINITYD_JOB_CPUS, the container's CPU request. Elsewhere the
+    CPUs that it may use, which commands send as AFFINITYD_ALLOWED, are its allotment. Raises
+    InvalidRequestError for an AFFINITYD_CPUS that is neither none nor a number.
     """
-    of_container = number(environ.get(JOB_CPUS))
-    in_slurm = SLURM_JOB in environ
-    of_job = of_container
+    stated, in_slurm = environ.get(CPUS), env.SLURM_JOB in environ
+    of_job = of_container = number(environ.get(env.JOB_CPUS))
     if in_slurm and not of_job:
         on_node = environ.get("SLURM_CPUS_ON_NODE")
-        of_job = number(on_node) if on_node else job_cpus(environ)
-    stated = environ.get(CPUS)
-    if stated:
-        each = number(stated)
-        if not each and stated != "none":
+        of_job = number(on_node) if on_node else env.job_cpus(environ)
+    each = number(stated)
+    if stated and not each:
+        if stated != "none":
             raise InvalidRequestError(f"{CPUS}: {quote(stated)} is neither none nor a number")
-        return TaskCpus(cpus=each, of_job=of_job) if each else None
-    tasks = ranks or (rank and rank.size) or 1
-    by_slurm = not of_container and in_slurm and (rank is None or rank.variable == SLURM_TASK)
-    each = number(environ.get("SLURM_CPUS_PER_TASK"))
-    if by_slurm and each:
-        step = number(environ.get("SLURM_STEP_ID"))
-        if step is None or step >= SLURM_SPECIAL_STEP:  # a script has the CPUs of all its tasks
-            each *= number(environ.get("SLURM_NTASKS")) or 1
+        return None
+    if not stated and in_slurm and not of_container:
+        each = _cpus_per_task(environ, rank)
+    if each and in_slurm and of_script:
+        return TaskCpus(tasks=1, of_job=each)
+    if each:
         return TaskCpus(cpus=each, of_job=of_job)
+    tasks = ranks or (rank and rank.size) or 1
     if of_container or in_slurm:
         return TaskCpus(tasks=tasks, of_job=of_job, is_container=bool(of_container))
-    return TaskCpus(tasks=tasks, is_allotment=True) if environ.get(ALLOWED) else None
+    return TaskCpus(tasks=tasks, is_allotment=True) if environ.get(env.ALLOWED) else None
+
+
+def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
+    """Return Slurm's -c; of a script, for all of its tasks. None: it was not given."""
+    each = number(environ.get("SLURM_CPUS_PER_TASK"))
+    if not each or (rank and rank.variable != env.SLURM_TASK):
+        return None
+    step = number(environ.get("SLURM_STEP_ID"))
+    is_task = step is not None and step < env.SLURM_SPECIAL_STEP
+    return each if is_task else each * (number(environ.get("SLURM_NTASKS")) or 1)
 
 
 def _slice_of(
     environ: Environment, stated: Task, launched: Rank | None, *, is_named: bool
 ) -> CpuSet | None:
     """Return the CPUs to which a launcher bound a rank. Raises InvalidRequestError."""
-    if is_named and launched and launched.variable == SLURM_TASK and launched.size:
+    if is_named and launched and launched.variable == env.SLURM_TASK and launched.size:
         slices = [mask for mask in _slurm_masks(environ)[: launched.size] if mask]
         if len(slices) > 1 and sum(map(len, slices)) == len(frozenset().union(*slices)):
             return stated.cpuset  # whichever GPU it uses, the others keep theirs
     try:
-        return parse_list(environ[SLICE]) if SLICE in environ else None
+        return parse_list(environ[env.SLICE]) if env.SLICE in environ else None
     except ValueError as error:
-        raise InvalidRequestError(f"env: {SLICE}: {error}") from None
+        raise InvalidRequestError(f"env: {env.SLICE}: {error}") from None
 
 
 def _bound_by(environ: Environment) -> str | None:
@@ -325,50 +305,50 @@ def _has_slurm_masks(environ: Environment) -> bool:
 
 
 def _slurm_masks(environ: Environment) -> tuple[CpuSet, ...]:
-    """Return the masks that Slurm chose for the tasks of a step; (): it chose none.
+    """Return the masks that Slurm chose for the tasks of a step; (): it chose none."""
+    return _bind_list(environ) if _has_slurm_masks(environ) else ()
+
+
+def _bind_list(environ: Environment) -> tuple[CpuSet, ...]:
+    """Return the CPUs of each task that srun lists, also as the user said: 0xf*4, or CPU numbers.
 
     Raises InvalidRequestError.
     """
-    if not _has_slurm_masks(environ):
-        return ()
+    is_map = environ.get("SLURM_CPU_BIND_TYPE", "").startswith("map_cpu")
+    masks: list[CpuSet] = []
     try:
-        return tuple(parse_mask(mask) for mask in environ["SLURM_CPU_BIND_LIST"].split(","))
+        for entry in environ["SLURM_CPU_BIND_LIST"].split(","):
+            value, _, times = entry.partition("*")
+            cpus = frozenset({int(value, 0)}) if is_map else parse_mask(value)
+            masks += [cpus] * min(number(times or "1") or 1, env.MAX_ENTRIES)
     except ValueError as error:
         raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
+    return tuple(masks[: env.MAX_ENTRIES])
 
 
 def read_masks(environ: Environment, task: Task) -> Task:
     """Return a task with the CPUs of all ranks of its node, or why they are not known.
 
-    Slurm lists them, also what the user said, as in 0xf*4. Other launchers do not: if they bound
-    this rank, they bound others otherwise. Raises InvalidRequestError.
+    Slurm lists them. Other launchers do not: if they bound this rank, they bound others otherwise.
+    Raises InvalidRequestError.
     """
-    rank = local_rank(environ)
-    if rank is None or is_alone(environ, rank) or GPUS in environ:
+    rank = env.local_rank(environ)
+    if rank is None or env.is_alone(environ, rank) or env.GPUS in environ:
         return task
-    in_slurm, switch = rank.variable == SLURM_TASK, UNBINDING.get(rank.variable, "another launch")
-    kind = environ.get("SLURM_CPU_BIND_TYPE", "").removeprefix("quiet,") if in_slurm else ""
-    listed = environ.get("SLURM_CPU_BIND_LIST", "")
-    is_map = kind.startswith("map_cpu")
-    if not listed or not kind.startswith(("map_cpu", "mask_cpu")):
-        why = None
-        if kind.startswith(("rank", "map_", "mask_")):
-            kind = one_line(kind[:MOST_SHOWN])
-            why = f"--cpu-bind={kind} does not list them, --cpu-bind=cores does"
-        elif SLICE in environ and in_slurm:
-            why = "a script bound this one, as by numactl or taskset: --cpu-bind=cores in its place"
-        elif SLICE in environ:
-            why = f"the launcher bound each to its own: {switch}, or srun"
-        return replace(task, masks_unknown=why)
-    masks: list[CpuSet] = []
-    try:
-        for entry in listed.split(","):
-            value, _, times = entry.partition("*")
-            cpus = frozenset({int(value, 0)}) if is_map else parse_mask(value)
-            masks += [cpus] * min(number(times or "1") or 1, MAX_ENTRIES)
-    except ValueError as error:
-        raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
-    return replace(task, masks=tuple(masks[:MAX_ENTRIES]), slice=None)
+    in_slurm = rank.variable == env.SLURM_TASK
+    kind = environ.get("SLURM_CPU_BIND_TYPE", "") if in_slurm else ""
+    why = None
+    if kind.startswith(("map_cpu", "mask_cpu")) and environ.get("SLURM_CPU_BIND_LIST"):
+        return replace(task, masks=_bind_list(environ), slice=None)
+    if kind.startswith(("rank", "map_", "mask_")):
+        kind = one_line(kind[:MOST_SHOWN])
+        why = f"--cpu-bind={kind} does not list them, --cpu-bind=cores does"
+    elif env.SLICE in environ and in_slurm:
+        why = "a script bound this one, as by numactl or taskset: --cpu-bind=cores in its place"
+    elif env.SLICE in environ:
+        switch = env.UNBINDING.get(rank.variable, "another launch")
+        why = f"the launcher bound each to its own: {switch}, or srun"
+    return replace(task, masks_unknown=why)
 
 
 def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None) -> SlurmTask:
@@ -380,10 +360,10 @@ def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None
         step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
         masks=_slurm_masks(environ),
         mask=mask,
-        pinned=_read_cpus(environ, CPULIST),
-        allowed=_read_cpus(environ, ALLOWED),
+        pinned=_read_cpus(environ, env.CPULIST),
+        allowed=_read_cpus(environ, env.ALLOWED),
         binds_gpus=gpu_bind.removeprefix("verbose,") not in {"", "none", "verbose"}
-        or GPUS in environ,
+        or env.GPUS in environ,
     )
 
 
@@ -405,7 +385,7 @@ def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
     inherit it from there, also on other nodes.
     """
     in_script = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
-    gpus = environ.get(JOB_GPUS) or in_script
+    gpus = environ.get(env.JOB_GPUS) or in_script
     return tuple(gpus.split(",")) if gpus else None
 
 
@@ -429,9 +409,9 @@ def _has_own_gpus(environ: Environment, task: Task, options: Options) -> bool:
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return False
     container = task.nvidia_visible or task.granted
-    in_slurm = SLURM_JOB in environ
+    in_slurm = env.SLURM_JOB in environ
     is_only_one = not in_slurm and container not in (None, "all") and "," not in (container or "")
-    return gpus_in(task.visible) == 1 and not is_only_one
+    return env.gpus_in(task.visible) == 1 and not is_only_one
 
 
 def _kept_apart(environ: Environment, task: Task, rank: int, size: int) -> Task:
@@ -467,10 +447,10 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     if _counts_itself(task) and not task.counts_cards:
         seen = number_tiles(seen)
     seen = seen._replace(doubt=_doubt_of_order(topology, task, seen))
-    of_daemon = None if task.mps == MPS_UNKNOWN else read_visible(task.mps, seen)
+    of_daemon = None if task.mps == env.MPS_UNKNOWN else read_visible(task.mps, seen)
     # A list that does not fit what this process sees counts other devices.
     if of_daemon is None or (task.mps is not None and (of_daemon.cut or not of_daemon.by_index)):
-        why = f"{MPS_PIPE}: the list of its MPS daemon cannot be read, by which CUDA counts"
+        why = f"{env.MPS_PIPE}: the list of its MPS daemon cannot be read, by which CUDA counts"
         gpus = frozenset(device.gpu.key for device in seen.by_index.values())
         seen = seen._replace(doubt=Doubt(f"{why}; {BY_UUID}", gpus))
     else:
@@ -548,7 +528,7 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
     if len(models) > 1 and not task.is_in_bus_order:
         return Doubt(MIXED, frozenset(gpu.key for gpu in gpus))
     for device in seen.by_index.values():
-        variable = RENUMBERING.get(device.gpu.vendor)
+        variable = env.RENUMBERING.get(device.gpu.vendor)
         if variable in task.renumbering:
             why = f"{variable} counts in an order of its own: name the GPU by its PCI bus id"
             return Doubt(why, frozenset(device.gpu.key for device in seen.by_index.values()))

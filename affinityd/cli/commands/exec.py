@@ -14,7 +14,7 @@ from affinityd import config
 from affinityd.cli.console import flag, say
 from affinityd.client import apply, ask_daemon
 from affinityd.client.process import ProcessContext
-from affinityd.client.process_plan import summary
+from affinityd.client.remarks import summary
 from affinityd.cpuset import several
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.cgroup import own_cpu_limit
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from affinityd.cli.parser import Parser
-    from affinityd.client.process_plan import ProcessPlan
     from affinityd.cpuset import CpuSet
     from affinityd.request.environment import Pairs
+    from affinityd.request.process_plan import ProcessPlan
 
 NAME = "affinityd exec"
 #: As env(1) and timeout(1) have it; the first: the command was not tried.

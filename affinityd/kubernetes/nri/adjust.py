@@ -269,7 +269,7 @@ def _nics(container: Container, reply: Reply, rules: Rules) -> dict[str, str]:
     Only devices are named that the container can open.
     """
     files = {path.removeprefix("/dev/infiniband/") for path in container.devices}
-    ports = [port for port in reply.rdma_ports if files & {*rules.verbs(port.partition(":")[0])}]
+    ports = [port for port in reply.rdma if files & {*rules.verbs(port.partition(":")[0])}]
     try:
         names = nic_libraries(container.environment.get(NICS, rules.nics) or "none")
     except InvalidRequestError:

@@ -13,10 +13,11 @@ import pytest
 
 from affinityd.client import apply
 from affinityd.client.process import ProcessContext, granted_gpus
-from affinityd.client.process_plan import REMARKS, read_plan
+from affinityd.client.remarks import REMARKS
 from affinityd.cpuset import format_list, parse_list
 from affinityd.linux import memory_policy
 from affinityd.linux.memory_policy import MemoryPolicy
+from affinityd.request.process_plan import read_plan
 from tests.support.children import present, program
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import PATIENCE

@@ -14,7 +14,6 @@ import pytest
 from affinityd import config
 from affinityd.cli import main
 from affinityd.client import ask_daemon, local_plan
-from affinityd.client.process_plan import ProcessPlan, read_plan
 from affinityd.cpuset import parse_list
 from affinityd.discovery import open_tree
 from affinityd.discovery.snapshot import write_snapshot
@@ -26,6 +25,7 @@ from affinityd.errors import (
     NoDaemonError,
     UnknownParameterError,
 )
+from affinityd.request.process_plan import ProcessPlan, read_plan
 from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
 from tests.support.asking import is_one_short_line

@@ -3,8 +3,9 @@
 import pytest
 
 from affinityd.client.process import ProcessContext
-from affinityd.client.process_plan import ProcessPlan, remarks
+from affinityd.client.remarks import remarks
 from affinityd.cpuset import parse_list
+from affinityd.request.process_plan import ProcessPlan
 from tests.support.tables import cases, words
 
 SRUN = (
@@ -23,10 +24,7 @@ def test_a_rank_with_one_core_is_told_how_to_get_more(
     cpus = parse_list(given)
     monkeypatch.setattr(ProcessContext, "launcher", (parse_list(launcher), None))
     process = ProcessContext(1, 0, words(variables), None)
-    plan = ProcessPlan(
-        cpus=cpus, allowed=cpus, threads=1, locality="local", gpus=(), nodes=(), warnings=()
-    )
-    plan.trouble, plan.replayed = None, None
+    plan = ProcessPlan(cpus=cpus, allowed=cpus, threads=1, locality="local", gpus=(), nodes=())
     assert list(remarks(plan, cpus, process, {})) == ([line] if line else [])
     plan.threads = 8
     assert list(remarks(plan, cpus, process, {})) == []

@@ -1,22 +1,20 @@
-"""A process's plan, as its clients use it, and the lines that tell a person about it."""
+"""The lines that tell a person about a process's plan."""
 
 from __future__ import annotations
 
 import os
 
-from affinityd import config
-from affinityd.cpuset import CpuSet, format_list, parse_list, several
-from affinityd.errors import AffinityError
+from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.request import environment
-from affinityd.text import count, quote
+from affinityd.text import count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from affinityd.client.process import ProcessContext
+    from affinityd.request.process_plan import ProcessPlan
 
-LOCALITIES = ("local", "mixed", "remote", "unknown")
 #: Remarks on a plan's warnings; the others follow from the question, or are reported anyway.
 REMARKS = {
     "visible_cut": (
@@ -32,68 +30,6 @@ SAME_PLACES = (
     "ranks that share these CPUs put their threads on the same first ones; for CPUs of its own for "
     "each rank: AFFINITYD_MODE=unique_contiguous"
 )
-
-
-class ProcessPlan:
-    """A process's plan, as a daemon answered it, or as it was made here."""
-
-    cpus: CpuSet
-    allowed: CpuSet
-    memory_nodes: CpuSet
-    visible_memory: CpuSet  #: the nodes near any GPU that it sees
-    near: CpuSet | None  #: of the allowed CPUs; told where others were added
-    gpus: CpuSet  #: the node's own indices; none where they are not certain
-    visible: Mapping[str, str]  #: the variable that leaves it the GPUs that were chosen for it
-    nodes: CpuSet  #: the home nodes
-    locality: str
-    threads: int
-    switch: str
-    rdma: tuple[str, ...]  #: ports, like mlx5_2:1
-    warnings: tuple[str, ...]
-    source: str = "daemon"  #: of the topology: or "node.json" or "sysfs"
-    trouble: str | None = None  #: why no daemon planned it; None: there was none, or no trouble
-    replayed: str | None = None  #: the setting that names another machine than this one
-
-    def __init__(self, **fields: object) -> None:  # a dataclass takes as long as Python's start
-        self.__dict__.update(fields)
-
-
-def read_plan(text: str) -> ProcessPlan:
-    """Read a plan of the format `shell`. Raises ValueError, one line, for a text that is none."""
-    values = dict(line.partition("=")[::2] for line in text.splitlines())
-    try:
-        near = values.get("AFFINITYD_NEAR")
-        plan = ProcessPlan(
-            cpus=parse_list(values["AFFINITYD_CPULIST"]),
-            allowed=parse_list(values["AFFINITYD_ALLOWED"]),
-            memory_nodes=parse_list(values["AFFINITYD_MEMORY_NODES"]),
-            visible_memory=parse_list(values.get("AFFINITYD_VISIBLE_MEMORY_NODES", "")),
-            near=None if near is None else parse_list(near),
-            gpus=parse_list(values.get("AFFINITYD_GPUS", "")),
-            visible={name: values[name] for name in environment.VISIBLE_NAMES if name in values},
-            nodes=parse_list(values.get("AFFINITYD_NODES", "")),
-            locality=values["AFFINITYD_LOCALITY"],
-            threads=int(values["AFFINITYD_THREADS"]),
-            switch=config.read_switch(values.get(config.SWITCH, "")),
-            rdma=_words(values.get("AFFINITYD_RDMA", "")),
-            warnings=_words(values.get("AFFINITYD_WARNINGS", "")),
-        )
-    except KeyError as error:
-        raise ValueError(f"a plan without {error}") from None
-    except AffinityError as error:
-        raise ValueError(str(error)) from None
-    if not plan.cpus or not plan.cpus <= plan.allowed:
-        raise ValueError(f"a plan for {quote(values['AFFINITYD_CPULIST'])}")
-    if plan.threads < 1:
-        raise ValueError(f"{plan.threads} threads")
-    if plan.locality not in LOCALITIES:
-        raise ValueError(f"locality {quote(plan.locality)}")
-    return plan
-
-
-def _words(text: str) -> tuple[str, ...]:
-    """Return the different words that commas separate."""
-    return tuple(filter(None, dict.fromkeys(text.split(","))))
 
 
 def summary(
@@ -143,7 +79,7 @@ def remarks(
         yield f"CPUs {asked} are not near the GPU; allowed are {format_list(plan.allowed)}"
     if cpus != plan.cpus:
         yield f"CPUs {asked} were cut down to {format_list(cpus)}: the cpuset has no more"
-    for code in plan.warnings:
+    for code in plan.warning_codes:
         if code in REMARKS:
             yield f"{_lack(plan)}: {REMARKS[code]}" if code == "widened" else REMARKS[code]
 

@@ -1,0 +1,88 @@
+"""A plan as the format `shell` has it: a table of its variables, for both sides. Pure.
+
+A rank that asks a daemon imports this, and no planner.
+"""
+
+from __future__ import annotations
+
+from affinityd.config import ON, SWITCH, read_switch
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.errors import AffinityError
+from affinityd.request.environment import ALLOWED, CPULIST, GPUS, VISIBLE_NAMES
+from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+LOCALITIES = ("local", "mixed", "remote", "unknown")
+
+
+class ProcessPlan:
+    """A process's plan, as a daemon answered it, or as it was made here."""
+
+    cpus: CpuSet
+    allowed: CpuSet
+    memory_nodes: CpuSet
+    visible_memory: CpuSet = frozenset()  #: the nodes near any GPU that it sees
+    near: CpuSet | None = None  #: of the allowed CPUs; told where others were added
+    gpus: CpuSet = frozenset()  #: the node's own indices; none where they are not certain
+    visible: Mapping[str, str]  #: the variable that leaves it the GPUs that were chosen for it
+    nodes: CpuSet = frozenset()  #: the home nodes
+    locality: str
+    threads: int
+    switch: str = ON
+    rdma: tuple[str, ...] = ()  #: ports, like mlx5_2:1
+    warning_codes: tuple[str, ...] = ()
+    source: str = "daemon"  #: of the topology: or "node.json" or "sysfs"
+    trouble: str | None = None  #: why no daemon planned it; None: there was none, or no trouble
+    replayed: str | None = None  #: the setting that names another machine than this one
+
+    def __init__(self, **fields: object) -> None:  # a dataclass takes as long as Python's start
+        self.__dict__.update(fields)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Return the different words that commas separate."""
+    return tuple(filter(None, dict.fromkeys(text.split(","))))
+
+
+#: Each field of a plan: its variable, and how that is read and written.
+FIELDS: Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], str]]] = {
+    "switch": (SWITCH, read_switch, str),
+    "cpus": (CPULIST, parse_list, format_list),
+    "locality": ("AFFINITYD_LOCALITY", str, str),
+    "allowed": (ALLOWED, parse_list, format_list),
+    "gpus": (GPUS, parse_list, format_list),
+    "nodes": ("AFFINITYD_NODES", parse_list, format_list),
+    "memory_nodes": ("AFFINITYD_MEMORY_NODES", parse_list, format_list),
+    "visible_memory": ("AFFINITYD_VISIBLE_MEMORY_NODES", parse_list, format_list),
+    "threads": ("AFFINITYD_THREADS", int, str),
+    "rdma": ("AFFINITYD_RDMA", _words, ",".join),
+    "near": ("AFFINITYD_NEAR", parse_list, format_list),
+    "warning_codes": ("AFFINITYD_WARNINGS", _words, ",".join),
+}
+#: Those that daemons of all releases answer.
+REQUIRED = ("cpus", "allowed", "memory_nodes", "locality", "threads")
+
+
+def read_plan(text: str) -> ProcessPlan:
+    """Read a plan of the format `shell`. Raises ValueError, one line, for a text that is none."""
+    values = dict(line.partition("=")[::2] for line in text.splitlines())
+    plan = ProcessPlan(visible={name: values[name] for name in VISIBLE_NAMES if name in values})
+    for field, (variable, read, _) in FIELDS.items():
+        if field in REQUIRED and variable not in values:
+            raise ValueError(f"a plan without {variable!r}")
+        try:
+            if variable in values:
+                setattr(plan, field, read(values[variable]))
+        except AffinityError as error:
+            raise ValueError(str(error)) from None
+    if not plan.cpus or not plan.cpus <= plan.allowed:
+        raise ValueError(f"a plan for {quote(values[CPULIST])}")
+    if plan.threads < 1:
+        raise ValueError(f"{plan.threads} threads")
+    if plan.locality not in LOCALITIES:
+        raise ValueError(f"locality {quote(plan.locality)}")
+    return plan
