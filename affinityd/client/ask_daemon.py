@@ -65,9 +65,9 @@ def find_plan(
 ) -> ProcessPlan:
     """Return the plan of the process that the query is about.
 
-    `start` is of time.monotonic, `timeout` in seconds: to ask a daemon. If it `forks`, as a process
-    of one thread may, the machine's files are read in a child, for READING times as long: execve(2)
-    waits for threads that the kernel holds. Else it is to be called `within`. Raises AffinityError.
+    `start` and `timeout` are as for `within`. If it `forks`, as a process of one thread may, a
+    child reads the machine's files, since execve(2) waits for threads that the kernel holds; else
+    it is to be called `within`. Raises AffinityError.
     """
     trouble = None  # of the first daemon: the second had no time
     for path in sockets:
@@ -94,32 +94,35 @@ def find_plan(
 
     from affinityd.linux import children  # noqa: PLC0415
 
-    limit = READING * timeout
-    deadline = min(time.monotonic(), start + timeout) + limit
     try:
-        encoded = children.run(lambda: marshal.dumps(vars(plan())), deadline)
+        encoded = children.run(lambda: marshal.dumps(vars(plan())), _end(start, timeout))
     except TimeoutError:
-        raise _late(limit, trouble) from None
+        raise _late(timeout, trouble) from None
     return ProcessPlan(**marshal.loads(encoded))  # noqa: S302 - of a child of this process
 
 
-def within(timeout: float, find: Callable[[], T]) -> T:
+def within(start: float, timeout: float, find: Callable[[], T]) -> T:
     """Return what a function finds, also where a file that it reads hangs.
 
-    To ask a daemon takes `timeout` seconds, to read the machine READING times as long. Raises
-    ApplyError, and what the function raises.
+    `start` is of time.monotonic. To ask a daemon takes `timeout` seconds, to read the machine
+    READING times as long. Raises ApplyError, and what the function raises.
     """
-    limit = (1 + READING) * timeout
     try:
-        return in_time(find, limit)
+        return in_time(find, _end(start, timeout) - time.monotonic())
     except TimeoutError:
-        raise _late(limit) from None
+        raise _late(timeout) from None
 
 
-def _late(limit: float, trouble: str | None = None) -> ApplyError:
-    """Return the error of a machine that was not read within so many seconds."""
-    line = f"this machine could not be read in {limit:g} s; a larger timeout gives it longer"
-    return ApplyError(line if trouble is None else f"{line}; {trouble}")
+def _end(start: float, timeout: float) -> float:
+    return start + (1 + READING) * timeout
+
+
+def _late(timeout: float, trouble: str | None = None) -> ApplyError:
+    """Return the error of a machine that was not read in time."""
+    limit = f"{_end(0, timeout):g} s; a larger timeout gives it longer"
+    return ApplyError(
+        "; ".join(filter(None, (f"this machine could not be read in {limit}", trouble)))
+    )
 
 
 def ask_plan(

@@ -157,11 +157,9 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     daemon is asked, for `timeout` seconds; without one, the machine is read, for 5 times as long at
     most. Raises AffinityError.
     """
-    variables, deadline = config.variables(), time.monotonic() + timeout
-    chosen, sockets = (
-        config.plan_parameters(variables, texts(parameters)),
-        config.sockets(variables),
-    )
+    start, variables = time.monotonic(), config.variables()
+    chosen = config.plan_parameters(variables, texts(parameters))
+    sockets = config.sockets(variables)
 
     def find() -> PlanDocument:
         process = ProcessContext.of_self()
@@ -173,13 +171,13 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
 
         for path in sockets:
             try:
-                text = ask_daemon.ask_plan(path, query, deadline, "json")
+                text = ask_daemon.ask_plan(path, query, start + timeout, "json")
                 return loads(PlanDocument, text, f"the answer of {path}")
             except (DaemonError, UnknownParameterError, ValueError):  # noqa: PERF203 - two at most
                 continue
         return document(plan_on_node(find_node(sockets).node, query))
 
-    return ask_daemon.within(timeout, find)
+    return ask_daemon.within(start, timeout, find)
 
 
 def bind_process(
@@ -211,7 +209,7 @@ def bind_process(
             query = process.query(chosen, before, switch)
             return process, ask_daemon.find_plan(query, sockets, start, timeout, forks=False)
 
-        process, plan = ask_daemon.within(timeout, find)
+        process, plan = ask_daemon.within(start, timeout, find)
     except AffinityError as error:
         if switch != config.OBSERVE:
             raise

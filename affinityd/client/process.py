@@ -27,7 +27,7 @@ from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from affinityd.linux.processes import Stat
     from affinityd.request.environment import Pairs, Rank
@@ -35,8 +35,15 @@ if TYPE_CHECKING:
 PARENT_SECONDS = 0.3  #: for which the environment of the parent is waited for
 MOST_WRAPPERS = 8  #: processes between a rank and its launcher, as shells
 
-#: PCI vendors, in /sys/class/drm/renderDN/device/vendor
-AMD, INTEL, HABANA = b"0x1002", b"0x8086", b"0x1da3"
+#: GPUs' files, the first that there are: how `granted` names them, their paths below /dev without
+#: the number, and where several vendors have the same, those in /sys/class, and the PCI vendor.
+DEVICE_FILES = (
+    ("minor", "nvidia", None, None),
+    ("davinci", "davinci", None, None),
+    ("accel", "accel/accel", "accel/accel", b"0x1da3"),  # Habana's
+    ("drm", "dri/renderD", "drm/renderD", b"0x1002"),  # AMD's
+    ("drm", "dri/renderD", "drm/renderD", b"0x8086"),  # Intel's
+)
 MPS_FOLDER, MPS_DAEMON = "/tmp/nvidia-mps", "nvidia-cuda-mps-control"  # noqa: S108 - by default
 
 
@@ -261,44 +268,29 @@ def _devices(dev: str = "/dev") -> str | None:
 def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     """Return the request's `granted`; None if no device files show it.
 
-    The numbers are those of the node's files: /dev/nvidiaN, else /dev/davinciN, else /dev/accel/
-    accelN of Habana, else AMD's or Intel's /dev/dri/renderDN. access(2) honors the device cgroup
+    The numbers are those of the node's files, by DEVICE_FILES. access(2) honors the device cgroup
     and opens nothing. If NVIDIA's files exist and none of them may be opened it is "none"; others
     may also be closed to a user that is in no group of theirs. Raises OSError if an existing file
     fails to be read.
     """
-    minors = numbered(dev, "nvidia", FAILING)
-    if minors:
-        return _granted("minor", _openable(f"{dev}/nvidia", minors)) or "none"
-    davincis = _openable(f"{dev}/davinci", numbered(dev, "davinci", FAILING))
-    if davincis:
-        return _granted("davinci", davincis)
-    accels = _openable(f"{dev}/accel/accel", numbered(f"{dev}/accel", "accel", FAILING))
-    renders = _openable(f"{dev}/dri/renderD", numbered(f"{dev}/dri", "renderD", FAILING))
-    return (
-        _granted("accel", _of_vendor(f"{sys}/class/accel/accel", accels, HABANA))
-        or _granted("drm", _of_vendor(f"{sys}/class/drm/renderD", renders, AMD))
-        or _granted("drm", _of_vendor(f"{sys}/class/drm/renderD", renders, INTEL))
-    )
+    for kind, files, of_class, vendor in DEVICE_FILES:
+        folder, _, prefix = f"{dev}/{files}".rpartition("/")
+        numbers = numbered(folder, prefix, FAILING)
+        usable = [number for number in numbers if may_open(f"{dev}/{files}{number}")]
+        if vendor is not None:
+            path = f"{sys}/class/{of_class}"
+            of_number = {number: present(f"{path}{number}/device/vendor") for number in usable}
+            usable = [number for number in usable if (of_number[number] or b"").strip() == vendor]
+        if usable:
+            return ",".join(f"{kind}:{number}" for number in usable)
+        if numbers and kind == "minor":
+            return "none"
+    return None
 
 
 def may_open(path: str) -> bool:
     """Return whether this process may open a file, also by its device cgroup."""
     return os.access(path, os.R_OK | os.W_OK)
-
-
-def _openable(path: str, numbers: Sequence[int]) -> list[int]:
-    return [number for number in numbers if may_open(f"{path}{number}")]
-
-
-def _of_vendor(path: str, numbers: Sequence[int], vendor: bytes) -> list[int]:
-    """Return the numbers of the devices of a PCI vendor."""
-    vendors = {number: present(f"{path}{number}/device/vendor") or b"" for number in numbers}
-    return [number for number in numbers if vendors[number].strip() == vendor]
-
-
-def _granted(kind: str, numbers: Sequence[int]) -> str | None:
-    return ",".join(f"{kind}:{number}" for number in numbers) or None
 
 
 def _is_listed(environ: Mapping[str, str], root: str) -> bool:

@@ -29,7 +29,7 @@ from affinityd.request.ranks import (
     places_of,
     plan_entries,
 )
-from affinityd.request.task import SlurmTask, Task
+from affinityd.request.task import SlurmTask
 from affinityd.text import count
 from affinityd.topology.model import Node, cpus_of
 from affinityd.topology.nearness import vicinity
@@ -82,15 +82,20 @@ def plan_task(
     assumed = [] if request.task.gpu_order else _assumed_gpu(task, gpus)
     slices = _slices_of(task, node.topology.online, mask, within)
     if slices:
-        is_certain = seen.doubt is None
-        deals = is_certain and not gpus.is_bound and _sees_gpus_of_step(task, gpus)
+        indices = [device.gpu.index for _, device in visible]
+        # Those of the step as Slurm lists them, and no list of the user
+        are_of_step = len(indices) == task.step_gpus and indices == sorted(indices)
+        deals = seen.doubt is None and not gpus.is_bound and are_of_step
         planned = _plan_in_slice(
             node, request.options, task, gpus, slices=slices, mask=mask, deals=deals
         )
         step_cpus = request.task.cpus.of_job if request.task.cpus else None
         warnings = [*assumed, *_idle_cpus(node, step_cpus, slices, within)]
     else:
-        allowed = _cpus_without_slice(node, task, cpuset, within)
+        masks = task.masks
+        if masks and cpuset == masks[task.number % len(masks)] & node.topology.online:
+            cpuset = frozenset().union(*masks)  # of all tasks
+        allowed = node.usable & (cpuset if within is None else cpuset & within)
         planned = _plan_without_slice(node, request, task, gpus, mask=mask, allowed=allowed)
         warnings = assumed
     plan = planned.plan
@@ -171,7 +176,8 @@ def _plan_in_slice(
     if dealt_before is not None:
         cpus = dealt_before
     elif deals:
-        near = tuple(_near_of_tasks(node, gpus))
+        places = [vicinity(topology, gpus_of(of_task)) for of_task in gpus.dealt]
+        near = tuple(place.cpus if place.nodes else None for place in places)
         cpus = _deal_once(slices, near, topology.cores, node.reserved)[task.number]
     because = f"Slurm bound the task to CPUs {format_list(own)}"
     if cpus != own:
@@ -179,12 +185,6 @@ def _plan_in_slice(
     plan = plan_within(topology, gpus_of(gpus.own), cpus, options, because=because, remedy=REMEDY)
     ranks = frozenset(range(len(gpus.own)))
     return Planned(gpus.own, ranks, options, plan, cpus, KEPT if cpus == own else DEALT)
-
-
-def _sees_gpus_of_step(task: SlurmTask, gpus: TaskGpus) -> bool:
-    """Return whether a task sees the step's GPUs as Slurm lists them, and no list of the user."""
-    indices = [device.gpu.index for _, device in gpus.visible]
-    return len(indices) == task.step_gpus and indices == sorted(indices)
 
 
 def _dealt_before(
@@ -201,15 +201,6 @@ def _dealt_before(
     if is_pinned and is_of_step and task.pinned <= task.allowed:
         return allowed
     return None
-
-
-def _near_of_tasks(node: Node, gpus: TaskGpus) -> list[CpuSet | None]:
-    """Return the CPUs near the GPUs that each task of the step is assumed to use; None: unknown."""
-    near_of_tasks = []
-    for of_task in gpus.dealt:
-        around = vicinity(node.topology, gpus_of(of_task))
-        near_of_tasks.append(around.cpus if around.nodes else None)
-    return near_of_tasks
 
 
 def _idle_cpus(
@@ -259,7 +250,11 @@ def _plan_without_slice(
         plan = plan_within(node.topology, gpus_of(gpus.own), mask, options, because=because)
         return Planned(gpus.own, frozenset(range(len(gpus.own))), options, plan, mask)
     if options.cpus is None:
-        options = replace(options, cpus=_asked_cpus(node, request.task, task, allowed))
+        asked = request.task.cpus
+        cpus = asked_cpus(node, request.task, allowed, task.tasks)
+        if cpus and has_siblings and (asked is None or asked.cpus is None):
+            cpus = 1  # a mask that tasks share is no demand: without -c Slurm gives each one CPU
+        options = replace(options, cpus=cpus)
     if mode.shares_node and has_siblings and allowed:
         in_block = _in_own_block(node, task, options, gpus, allowed)
         if in_block:
@@ -276,27 +271,6 @@ def _plan_without_slice(
         )
         result = result._replace(warnings=(*result.warnings, PlanWarning("not_unique", message)))
     return Planned(gpus.own, frozenset(range(len(gpus.own))), options, result, allowed)
-
-
-def _cpus_without_slice(
-    node: Node, task: SlurmTask, cpuset: CpuSet, within: CpuSet | None
-) -> CpuSet:
-    """Return the CPUs that a task without a slice is planned on: those of all tasks, if known."""
-    if task.masks and cpuset == task.masks[task.number % len(task.masks)] & node.topology.online:
-        cpuset = frozenset().union(*task.masks)
-    return node.usable & (cpuset if within is None else cpuset & within)
-
-
-def _asked_cpus(node: Node, process: Task, task: SlurmTask, allowed: CpuSet) -> int | None:
-    """Return how many CPUs a task without a slice asked for; None: unknown.
-
-    A mask that tasks share is no demand. Without -c Slurm gives each task one CPU.
-    """
-    asked = asked_cpus(node, process, allowed, task.tasks)
-    is_stated = process.cpus is not None and process.cpus.cpus is not None
-    if asked is not None and task.tasks > 1 and not is_stated:
-        return 1
-    return asked
 
 
 def _beside_neighbors(

@@ -139,7 +139,7 @@ def _plan(
         process = ProcessContext.of_self()
         return process, process.query(parameters, process.mask, switch)
 
-    process, query = ask_daemon.within(timeout, find_facts)
+    process, query = ask_daemon.within(start, timeout, find_facts)
     plan = ask_daemon.find_plan(query, config.sockets(variables), start, timeout, forks=True)
     return process, parameters, plan
 
@@ -252,10 +252,9 @@ def parse(words: Sequence[str]) -> dict[str, str]:
 
             if (instead := COMMANDS.get(f"exec {option}")) is not None:
                 raise InvalidRequestError(f"{option} is removed: {instead}")
-            import difflib  # noqa: PLC0415 - only where something is wrong
+            from affinityd.request.parameters import suggestion  # noqa: PLC0415 - as seldom
 
-            near = difflib.get_close_matches(option[:64], OPTIONS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
+            hint = suggestion(option, OPTIONS)
             raise InvalidRequestError(f"{quote(word)} is not an option; {hint}")
         if name in options:
             raise InvalidRequestError(f"{option} is given twice; give it once")

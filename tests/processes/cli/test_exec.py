@@ -276,7 +276,7 @@ def test_a_memory_policy_applies_or_a_line_says_that_it_was_refused(
 
 
 LATE = (
-    "this machine could not be read in 0.005 s; a larger timeout gives it longer; "
+    "this machine could not be read in 0.006 s; a larger timeout gives it longer; "
     "the daemon at {} did not answer in time; the command runs un"
 )
 
