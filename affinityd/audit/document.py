@@ -197,6 +197,7 @@ class AuditDocument:
     numa_balancing: int | None
     notices: Sequence[str]
     verdict: Sequence[Finding] = ()  #: the worst first
+    demo: str | None = None  #: the machine, if its processes are made up
     pin_overlaps: Sequence[AuditOverlapDocument] | None = left_out()
     processes: Sequence[AuditProcessDocument] | None = left_out()
 
@@ -235,6 +236,7 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
         numa_balancing=scan.numa_balancing,
         notices=scan.notices,
         verdict=[*verdict.verdict(scan, cure if names_all else None)],
+        demo=scan.demo,
         pin_overlaps=(
             [AuditOverlapDocument(cpulist(cpus), owners) for owners, cpus in overlaps]
             if names_all

@@ -76,7 +76,7 @@ def add_settings(parser: Parser, names: Iterable[str]) -> None:
         group.add_argument(
             flag(name),
             metavar=setting.metavar,
-            help=setting.help.format(machines=", ".join(machines.NAMES)),
+            help=setting.help.format(machines=", ".join((*machines.NAMES, machines.BUSY))),
         )
 
 

@@ -27,6 +27,7 @@ from affinityd.daemon.servers import Listeners, Server, listening, raise_file_li
 from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher, notify
 from affinityd.errors import AffinityError, FatalError
+from affinityd.machines import BUSY
 from affinityd.topology.model import Topology
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ async def _serve(
         last_scan,
         scan_interval=settings.scan_interval,
         nvml_failures=nvml_failures,
+        demo=settings.machine if settings.machine == BUSY else None,
     )
     callers = Callers(replayed=settings.replays)
     state = ApiState(settings, watcher, metrics, last_scan, callers)

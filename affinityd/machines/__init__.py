@@ -34,6 +34,7 @@ NAMES = (
     *("dgx-a100", "dgx-h100", "p4d-24xlarge", "mi250x", "ascend-910b"),
     *("gh200x4", "gb200", "gb200-cdmm"),
 )
+BUSY = "dgx-a100-busy"  #: dgx-a100 with recorded processes, for a demonstration
 
 #: A node's distance to itself (ACPI 6.5, §5.2.17 SLIT).
 OWN = 10
@@ -43,14 +44,35 @@ def load(name: str) -> Topology:
     """Return a shipped machine, or that of a file NAME.json. Raises TreeError for another name."""
     if name.endswith(".json"):
         return _read(name)
+    if name == BUSY:
+        facts = _facts(name)
+        return build({**_facts(facts["machine"]), "name": name})
     if name not in NAMES:
         raise TreeError(
-            f"no machine is named {name!r}; there are {', '.join(NAMES)}, or name a file of such "
-            "facts, FILE.json"
+            f"no machine is named {name!r}; there are {', '.join(NAMES)}, {BUSY}, or name a file "
+            "of such facts, FILE.json"
         )
+    return build(_facts(name))
+
+
+def recorded(name: str) -> Sequence[Mapping[str, Any]]:
+    """Return the recorded processes of a machine: none, but of BUSY.
+
+    Each has its pid, the index and memory of its GPU, or its parent; its name, user, job or pod,
+    masks, CPUs' worth of time that it uses (busy), waits (waited, throttled) and memory by node. Of
+    one that only the driver lists there is no more than its GPU's memory.
+    """
+    processes: Sequence[Mapping[str, Any]] = _facts(name)["processes"] if name == BUSY else ()
+    return processes
+
+
+def _facts(name: str) -> dict[str, Any]:
     from importlib.resources import files  # noqa: PLC0415 - it is slow, and few replay a machine
 
-    return build(json.loads((files(__name__) / f"{name}.json").read_text(encoding="utf-8")))
+    facts: dict[str, Any] = json.loads(
+        (files(__name__) / f"{name}.json").read_text(encoding="utf-8")
+    )
+    return facts
 
 
 def _read(path: str) -> Topology:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shutil import get_terminal_size
 
 from affinityd.audit.auditor import Auditor
+from affinityd.audit.demo import Demo
 from affinityd.audit.document import document
 from affinityd.audit.gather import MaskOwner, owner_of
 from affinityd.audit.memory import SECONDS
@@ -27,6 +28,7 @@ from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import NoSuchGpuError
 from affinityd.json_codec import dumps
 from affinityd.kubernetes.pods import KubeletPods
+from affinityd.machines import BUSY, load
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import MASK, REMOTE, UNPINNED
@@ -62,16 +64,24 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="also a line on the memory of each process that holds a GPU, if it is near, too",
     )
-    add_settings(parser, ["pod_resources"])
+    add_settings(parser, ["pod_resources", "machine"])
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the processes of GPUs; 1: one is far or an orphan, 2: not known of all, 0: none."""
-    node = this_machine("has no processes")
-    topology = node.topology
-    if not topology.gpus:
-        raise NoSuchGpuError("this node has no GPU")
-    auditor = auditor_by(load_settings(arguments), query_processes, node.reserved, MEMORY_SECONDS)
+    chosen = load_settings(arguments)
+    auditor: Auditor | Demo
+    if chosen.machine == BUSY:
+        topology = load(BUSY)
+        auditor = Demo(BUSY)
+    else:
+        node = this_machine(f"has no processes ({BUSY} has recorded ones)")
+        topology = node.topology
+        if not topology.gpus:
+            raise NoSuchGpuError(
+                f"this node has no GPU; affinityd audit --machine {BUSY} shows a bad day"
+            )
+        auditor = auditor_by(chosen, query_processes, node.reserved, MEMORY_SECONDS)
     scan = auditor.scan(topology)
     if auditor.has_unconfirmed:
         time.sleep(CONFIRM)
@@ -95,7 +105,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(
     arguments: argparse.Namespace, topology: Topology, scan: Scan, *, is_second: bool = False
 ) -> None:
-    nics, owners = _far_nics(topology, scan), _mask_owners(scan)
+    nics: Mapping[int, Sequence[str]] = {}
+    owners: Mapping[int, MaskOwner] = {}
+    if scan.demo is None:  # else its pids are of no process here
+        nics = _far_nics(topology, scan)
+        owners = _mask_owners(scan)
     if arguments.format == "json":
         whole = vars(document(topology, scan, names_all=True))
         processes = [{**vars(it), "far_nics": nics.get(it.pid, ())} for it in whole["processes"]]
@@ -116,6 +130,8 @@ def _print(
         topology, scan, is_second=is_second, all_memory=arguments.memory, width=width
     )
     state = one_line("; ".join(finding.text for finding in findings))
+    if scan.demo is not None:
+        state = f"demo: {scan.demo}, with made-up processes: {state}"
     lines = [*map(one_line, (*table, *audit.once(said, names)))]
     if wants_color():
         state = f"\x1b[{COLORS.get(findings[0].state, '1')}m{state}\x1b[0m"

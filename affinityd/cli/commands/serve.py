@@ -17,6 +17,7 @@ from affinityd.daemon.state.scans import Scan, ScanChild, serve_scans
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import R
 from affinityd.discovery.nvml.query import query_gpus, query_processes
+from affinityd.machines import BUSY
 
 TOPOLOGY, PROCESSES = "topology", "processes"  #: the purpose of a call of NVML
 
@@ -33,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"affinityd serve: {line}")
     chosen = replace(load_settings(arguments), switch=config.chosen_switch())
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
-    is_scanning = chosen.scan_interval is not None and not chosen.replays
+    has_processes = chosen.machine == BUSY or not chosen.replays
+    is_scanning = chosen.scan_interval is not None and has_processes
     scans = ScanChild(partial(_scan, chosen), failures) if is_scanning else None
     machine = Machine(chosen, counting(failures, TOPOLOGY, query_gpus))
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
@@ -55,6 +57,10 @@ def _scanning(chosen: settings.Settings) -> Scan:
     from affinityd.daemon.scanning import Scanning  # noqa: PLC0415 - in its process
 
     failures = {PROCESSES: 0}
+    if chosen.machine == BUSY:
+        from affinityd.audit.demo import Demo  # noqa: PLC0415 - in its process
+
+        return Scanning(chosen, Demo(BUSY, chosen.reserved_cpus).scan, failures).scan
     query = counting(failures, PROCESSES, query_processes)
     return Scanning(chosen, auditor_by(chosen, query, chosen.reserved_cpus).scan, failures).scan
 

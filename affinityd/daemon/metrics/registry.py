@@ -152,11 +152,13 @@ class Metrics:
         last_scan: Callable[[], ScanResult | None],
         *,
         scan_interval: float | None = None,
+        demo: str | None = None,
         nvml_failures: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Take the sources of the node and of the last scan, read at each scrape.
 
-        `scan_interval`: seconds between two scans; None: there are none. `nvml_failures`: how often
+        `scan_interval`: seconds between two scans; None: there are none. `demo`: the
+        machine whose processes are made up. `nvml_failures`: how often
         NVML did not answer, by query.
         """
         self.nvml_failures: Mapping[str, int] = nvml_failures
@@ -206,9 +208,10 @@ class Metrics:
             "Scans of the processes that failed; the last good one stays, and its age grows.",
             registry=None if scan_interval is None else registry,
         )
-        Info("affinityd_build", "The daemon's version.", registry=registry).info(
-            {"version": __version__}
-        )
+        build = {"version": __version__}
+        if demo is not None:
+            build["demo"] = demo
+        Info("affinityd_build", "The daemon's version.", registry=registry).info(build)
         registry.register(self)
         registry.register(_Processes())
 

@@ -105,15 +105,25 @@ def test_a_node_without_gpus_or_with_an_unplaced_gpu_cannot_be_judged(
 ) -> None:
     publish(tmp_path, replace(made({0: "0-1"}), gpus=()))
     assert main(["audit"]) == 2
-    assert capsys.readouterr().err == "affinityd audit: this node has no GPU\n"
+    assert capsys.readouterr().err == (
+        "affinityd audit: this node has no GPU; "
+        "affinityd audit --machine dgx-a100-busy shows a bad day\n"
+    )
     publish(tmp_path, made({0: "0,2", 1: "1,3"}, gpus=[None]))
     known.now = Known(os.getpid()).now
     assert main(["audit"]) == 2
 
 
+def test_a_machine_with_recorded_processes_is_audited_as_a_demo(capsys: Capture) -> None:
+    assert main(["audit", "--machine", "dgx-a100-busy"]) == 1
+    state, *lines = capsys.readouterr().out.splitlines()
+    assert state.startswith("demo: dgx-a100-busy, with made-up processes: 3 of 8 GPUs are used")
+    assert "  affinityd pin --tree --gpus 0000:07:00.0 5000101" in lines
+
+
 REPLAYED = (
-    "is a replayed machine, which has no processes: unset the AFFINITYD_ROOT, "
-    "AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it\n"
+    "is a replayed machine, which has no processes (dgx-a100-busy has recorded ones): "
+    "unset the AFFINITYD_ROOT, AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it\n"
 )
 
 

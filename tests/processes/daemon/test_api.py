@@ -2,6 +2,7 @@
 
 import json
 import re
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from gzip import decompress
@@ -56,6 +57,18 @@ def test_the_answers_form(
 
 
 MANY = ["/plan?visible=" + "9" * 5000, "404", "no GPU is visible to the caller"]
+
+
+def test_a_machine_with_recorded_processes_is_served_as_a_demo(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "dgx-a100-busy", listen="127.0.0.1:0") as daemon:
+        eventually(lambda: daemon.get("/audit").status == 200, "the first scan has ended")
+        (port,) = re.findall(r"127\.0\.0\.1:(\d+)", daemon.log.read_text())
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/audit") as reply:
+            audit = json.load(reply)
+        assert (audit["demo"], audit["sees"]) == ("dgx-a100-busy", "all")
+        assert len(audit["processes"]) == 10
+        build = 'affinityd_build_info{demo="dgx-a100-busy",'
+        assert build in daemon.get("/metrics").text
 
 
 @pytest.mark.parametrize(("target", "code", "line"), [*table("refusals.tsv"), MANY])

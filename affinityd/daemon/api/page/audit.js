@@ -94,6 +94,7 @@ function show(audit) {
   within("#cards").className = audit.gpus.length > MANY_GPUS ? "many" : "few";
   within("#see_more").hidden = audit.sees !== "counts";
   showProcesses(audit.processes && processes, audit.gpus);
+  say(within("#demo"), audit.demo ? `A demo: the machine ${audit.demo}, with made-up processes. Nothing here is of this computer.` : "");
   const page = document.body.dataset;
   const gpus = [...document.querySelectorAll("[data-gpu]")].map((it) => it.dataset.gpu);
   const isOther = audit.node !== page.node || audit.gpus.some((it) => !gpus.includes(nameOf(it)));

@@ -1,0 +1,196 @@
+"""A machine with recorded processes: what the audit shows on a bad day, without a GPU at hand.
+
+The facts are made up, and so is the time that processes have spent; they are judged as real ones
+are. The pids are larger than the kernel gives (PID_MAX_LIMIT, proc_sys_kernel(5)): no command that
+a remedy names can meet a process of this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from affinityd import machines
+from affinityd.audit.auditor import CpuTimeCounters
+from affinityd.audit.jobs import missing_process
+from affinityd.audit.judge import Judge, divided, overlap, with_allocations
+from affinityd.audit.memory import HostMemory
+from affinityd.audit.model import (
+    KUBERNETES,
+    NO_NAMES,
+    SLURM,
+    AuditedProcess,
+    ContainerNames,
+    ContainerResources,
+    Holding,
+    Job,
+    Membership,
+    ProcessFacts,
+    Scan,
+)
+from affinityd.audit.verdict import HOUR, History, states
+from affinityd.audit.waits import Waits
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.linux.processes import INIT, Thread, since_boot
+from affinityd.linux.resident import ANONYMOUS, ResidentMemory
+from affinityd.linux.scheduling import TICKS
+from affinityd.topology.model import GpuKey, Topology
+
+MINUTE = 60.0
+BEGAN = 2 * HOUR  #: minutes before the first scan: when a process began, unless it says otherwise
+
+
+class Demo:
+    """Scans the recorded processes of a machine; each has spent its CPU time since it began."""
+
+    has_unconfirmed = False  #: as of an Auditor
+
+    def __init__(self, name: str, reserved: CpuSet = frozenset()) -> None:
+        """Take the name of the machine, and the CPUs that no plan gives."""
+        self._name = name
+        self._entries = machines.recorded(name)
+        self._reserved = reserved
+        self._first = since_boot()
+        self._cpu_time = CpuTimeCounters(TICKS, _has_ended)
+        self._history = History()
+        self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
+        self._last: float | None = None  #: the last scan, seconds since boot
+
+    def scan(self, topology: Topology, _: ContainerNames = NO_NAMES) -> Scan:
+        """Scan once; before the first time, once for each minute of the last hour."""
+        boot = since_boot()
+        if self._last is None:
+            for minute in range(HOUR, 0, -1):
+                self._look(topology, boot - minute * MINUTE)
+        return self._look(topology, boot)
+
+    def _look(self, topology: Topology, boot: float) -> Scan:
+        judge = Judge(topology)
+        gpus = [gpu.key for gpu in topology.gpus]
+        judged = [*self._judged(judge, gpus, boot)]
+        found = with_allocations(topology, self._reserved, judged)
+        seconds = MINUTE if self._last is None else boot - self._last
+        self._last = boot
+        waits = {entry["pid"]: _waits(entry, seconds) for entry in self._entries if "busy" in entry}
+        used = self._cpu_time.book(found, judge.near, boot, waits)
+        now = time.time() - (since_boot() - boot)
+        for process in found:
+            if process.is_mismatch:
+                self._since.setdefault(process.facts.gpu, now)
+        scan = Scan(
+            time=now,
+            seconds=since_boot() - boot,
+            processes=tuple(found),
+            near=judge.near,
+            unknown={},
+            overlap=overlap(found),
+            divided=divided(found),
+            gpu_time=self._cpu_time.gpu_time,
+            used=used,
+            waits=waits,
+            wait_time=self._cpu_time.wait_time,
+            throttled_time=self._cpu_time.throttled_time,
+            users={entry["uid"]: entry["user"] for entry in self._entries if "user" in entry},
+            memory=self._memory(judge, found),
+            since=self._since,
+            boot=boot,
+            demo=self._name,
+        )
+        return replace(scan, history=self._history.add(boot, states(scan)))
+
+    def _judged(
+        self, judge: Judge, gpus: Sequence[GpuKey], boot: float
+    ) -> Iterator[AuditedProcess]:
+        """Yield the judgment of each process, a holder before its descendants."""
+        holdings: dict[int, Holding] = {}
+        for entry in self._entries:
+            pid, parent = entry["pid"], entry.get("parent", INIT)
+            start = self._first - entry.get("began", BEGAN) * MINUTE
+            if boot < start:
+                continue
+            if "gpu" in entry:
+                holdings[pid] = Holding(pid, gpus[entry["gpu"]], entry["gpu_mib"] * 2**20)
+            if "name" not in entry:
+                yield missing_process(holdings[pid])
+                continue
+            holding = holdings.get(pid)
+            gpu = holdings[parent].gpu if holding is None else holding.gpu
+            threads = tuple(_threads(entry, start, boot))
+            given = None
+            if "pod" in entry:
+                given = ContainerResources(*entry["pod"])
+            facts = ProcessFacts(
+                pid=pid,
+                name=entry["name"],
+                uid=entry["uid"],
+                start=round(start * TICKS),
+                parent=parent,
+                state="S",
+                gpu=gpu,
+                holding=holding,
+                membership=_membership(entry),
+                cpuset=parse_list(entry["cpuset"]),
+                threads=threads,
+                cpu_ticks=sum(thread.cpu_ticks for thread in threads),
+                holder=None if holding else parent,
+                cgroups=f"demo-{pid}",
+                is_confined="slurm" not in entry,
+                cpu_limit=entry.get("cpu_limit"),
+                given=given,
+                first_mask=threads[0].mask,
+            )
+            yield replace(judge.judge(facts), orphan=entry.get("orphan"))
+
+    def _memory(self, judge: Judge, found: Sequence[AuditedProcess]) -> Mapping[int, HostMemory]:
+        """Return the host memory of the holders, by pid."""
+        placed = {entry["pid"]: entry.get("memory_mib", {}) for entry in self._entries}
+        memory = {}
+        for process in found:
+            by_node = placed[process.facts.pid]
+            if by_node:
+                near = judge.vicinity(process.facts.gpus)
+                drawn = {(ANONYMOUS, int(node)): size for node, size in by_node.items()}
+                size = sum(by_node.values()) * 2**20
+                resident = ResidentMemory({ANONYMOUS: size}, drawn)
+                memory[process.facts.pid] = HostMemory(
+                    resident, near.memory, near.far_memory, process.placement
+                )
+        return memory
+
+
+def _has_ended(_pid: int, _start: int) -> bool:
+    return False
+
+
+def _threads(entry: Mapping[str, Any], start: float, boot: float) -> Iterator[Thread]:
+    """Yield the threads of a process, which divide its work and its CPUs."""
+    number = entry["threads"]
+    mask = parse_list(entry["mask"])
+    cpus = sorted(mask)
+    ticks = round(entry["busy"] * (boot - start) * TICKS / number)
+    for place in range(number):
+        last_cpu = cpus[(2 * place + 1) * len(cpus) // (2 * number)]
+        tid = entry["pid"] + place
+        yield Thread(tid, entry["name"], round(start * TICKS), mask, last_cpu, ticks)
+
+
+def _membership(entry: Mapping[str, Any]) -> Membership:
+    if "slurm" in entry:
+        return Membership(Job(SLURM, entry["slurm"]), step="0")
+    return Membership(Job(KUBERNETES, f"demo-{entry['pid']}"), container=f"demo{entry['pid']}")
+
+
+def _waits(entry: Mapping[str, Any], seconds: float) -> Waits:
+    """Return the waits of a process in an interval, by its data: seconds in each second."""
+    throttled = entry.get("throttled", 0.0)
+    return Waits(
+        seconds,
+        entry.get("waited", 0.0) * seconds,
+        ran=entry["busy"] * seconds,
+        cpus=parse_list(entry["mask"]),
+        throttled=throttled * seconds,
+        used_up=0.9 if throttled else 0.0,
+        limited="/kubepods.slice" if throttled else None,
+    )

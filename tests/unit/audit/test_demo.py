@@ -1,0 +1,33 @@
+"""The machine with recorded processes shows one of each finding, and counters that grow."""
+
+import pytest
+
+from affinityd.audit import demo
+from affinityd.audit.demo import Demo
+from affinityd.audit.document import document
+from affinityd.audit.verdict import STATES, UNKNOWN, states
+from affinityd.machines import BUSY, load
+from affinityd.topology.nearness import CAUSES
+
+PID_MAX_LIMIT = 2**22  #: proc_sys_kernel(5): no process of this machine has such a pid
+
+
+def test_it_has_each_state_and_cause_and_no_pid_of_this_machine() -> None:
+    scan = Demo(BUSY).scan(load(BUSY))
+    assert {*states(scan).values()} == {*STATES} - {UNKNOWN}
+    assert {process.cause for process in scan.processes} == {*CAUSES, None}
+    assert all(process.facts.pid > PID_MAX_LIMIT for process in scan.processes)
+    assert any(memory.cause and not scan.used[pid].remote for pid, memory in scan.memory.items())
+    assert document(load(BUSY), scan, names_all=True).demo == BUSY
+
+
+def test_the_last_hour_is_full_and_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Demo(BUSY)
+    first = processes.scan(load(BUSY))
+    assert all("." not in letters for letters in first.history.values())
+    later = first.boot + 10
+    monkeypatch.setattr(demo, "since_boot", lambda: later)
+    second = processes.scan(load(BUSY))
+    gpu = load(BUSY).gpus[0].key
+    spent = second.gpu_time[gpu].remote - first.gpu_time[gpu].remote
+    assert spent == pytest.approx(49, abs=0.5)  # seconds: 4.9 CPUs for ten seconds
