@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from affinityd import machines
-from affinityd.audit.auditor import CpuTimeCounters
+from affinityd.audit.auditor import MINUTE, CpuTimeCounters, LastHour
 from affinityd.audit.jobs import missing_process
 from affinityd.audit.judge import Judge, divided, overlap, with_allocations
 from affinityd.audit.memory import HostMemory
@@ -33,12 +33,13 @@ from affinityd.audit.model import (
 from affinityd.audit.verdict import HOUR, History, states
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet, parse_list
+from affinityd.discovery.nvml import NvmlLoad
 from affinityd.linux.processes import INIT, Thread, since_boot
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.linux.scheduling import TICKS
 from affinityd.topology.model import GpuKey, Topology
 
-MINUTE = 60.0
+GPU_MEMORY = 40 * 2**30  #: bytes of each GPU of a DGX A100
 BEGAN = 2 * HOUR  #: minutes before the first scan: when a process began, unless it says otherwise
 
 
@@ -55,6 +56,7 @@ class Demo:
         self._first = since_boot()
         self._cpu_time = CpuTimeCounters(TICKS, _has_ended)
         self._history = History()
+        self._last_hour = LastHour()
         self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
         self._last: float | None = None  #: the last scan, seconds since boot
 
@@ -94,6 +96,8 @@ class Demo:
             throttled_time=self._cpu_time.throttled_time,
             users={entry["uid"]: entry["user"] for entry in self._entries if "user" in entry},
             memory=self._memory(judge, found),
+            last_hour=self._last_hour.spent(boot, self._cpu_time),
+            loads=self._loads(gpus),
             since=self._since,
             boot=boot,
             demo=self._name,
@@ -142,6 +146,16 @@ class Demo:
                 first_mask=threads[0].mask,
             )
             yield replace(judge.judge(facts), orphan=entry.get("orphan"))
+
+    def _loads(self, gpus: Sequence[GpuKey]) -> Mapping[GpuKey, NvmlLoad]:
+        """Return how busy each GPU is, and how much of its memory is used."""
+        loads = {}
+        for index, gpu in enumerate(gpus):
+            holders = [entry for entry in self._entries if entry.get("gpu") == index]
+            busy = sum(holder.get("gpu_busy", 0) for holder in holders)
+            used = sum(holder["gpu_mib"] for holder in holders) * 2**20
+            loads[gpu] = NvmlLoad(busy, used, GPU_MEMORY)
+        return loads
 
     def _memory(self, judge: Judge, found: Sequence[AuditedProcess]) -> Mapping[int, HostMemory]:
         """Return the host memory of the holders, by pid."""
