@@ -5,11 +5,9 @@ Sources: cpuset(7) "Formats", taskset(1), kernel `lib/bitmap-str.c` (bitmap_pars
 
 from __future__ import annotations
 
-from affinityd.text import node_name, quote
+from collections.abc import Collection, Iterable, Iterator
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+from affinityd.text import node_name, quote
 
 CpuSet = frozenset[int]
 

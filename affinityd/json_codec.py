@@ -24,7 +24,7 @@ T = TypeVar("T")
 SHOWN = 40
 
 #: The largest number that any machine has: 64 bits, of memory in KiB.
-MAX_NUMBER = 2**74 - 1
+MAX_JSON_NUMBER = 2**74 - 1
 
 _LEFT_OUT, _CPULIST = "left out", "cpulist"
 #: A text that is CPUs: `0-3,8`.
@@ -147,8 +147,8 @@ def _plain(kind: type, value: Any, place: str) -> Any:  # noqa: ANN401 - by its 
     is_kind = type(value) is kind or (kind is float and type(value) is int)
     if not is_kind:
         raise _not(place, value, _PLAIN[kind])
-    if kind in _NUMBERS and not 0 <= value <= MAX_NUMBER:
-        raise _not(place, value, f"a number from 0 to {MAX_NUMBER}")
+    if kind in _NUMBERS and not 0 <= value <= MAX_JSON_NUMBER:
+        raise _not(place, value, f"a number from 0 to {MAX_JSON_NUMBER}")
     return value
 
 
@@ -171,7 +171,7 @@ def _cpus(value: object, place: str) -> CpuSet:
 
 
 def _number(name: str, place: str) -> int:
-    number = whole_number(name, MAX_NUMBER)
+    number = whole_number(name, MAX_JSON_NUMBER)
     if number is None:
         raise ValueError(f"{place}: {quote(name)} is not a number")
     return number

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 #: How much of a wrong value a message shows.
 MAX_QUOTED = 60
+
+MAX_COUNTER = 2**64 - 1  #: the largest number that the kernel writes
 
 #: Amounts of memory below this many GiB have a tenth.
 LITTLE = 10
@@ -32,6 +36,17 @@ def whole_number(text: str | None, most: int) -> int | None:
         return None
     number = int(text)
     return number if number <= most else None
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Return the reader of a text that is one of these words. It raises ValueError."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{quote(text)} is not one of {', '.join(choices)}")
+        return text
+
+    return read
 
 
 def node_name(number: int | None) -> str:

@@ -15,8 +15,8 @@ from affinityd.linux.files import text
 from affinityd.linux.memory_policy import MemoryPolicy, policy_of
 from affinityd.linux.processes import status_of
 from affinityd.linux.resident import (
-    CUDA,
-    FILES,
+    CUDA_MAPPED,
+    MAPPED,
     SHARED,
     ResidentMemory,
     Share,
@@ -113,14 +113,14 @@ class HostMemory:
     @property
     def pinned(self) -> tuple[str, ...]:
         """Why some of it is likely pinned, and then stays; empty: it likely is not."""
-        buffers = round(self.resident.size * self._part({CUDA}))
-        sizes = {**self.resident.locked, **({CUDA: buffers} if buffers else {})}
+        buffers = round(self.resident.size * self._part({CUDA_MAPPED}))
+        sizes = {**self.resident.locked, **({CUDA_MAPPED: buffers} if buffers else {})}
         return tuple(f"{name} {amount(size)}" for name, size in sizes.items())
 
     @property
     def pinned_far(self) -> int:
         """Bytes of far memory that likely are pinned."""
-        buffers = self.resident.size * self._part({CUDA}, self.far)
+        buffers = self.resident.size * self._part({CUDA_MAPPED}, self.far)
         return min(self.placed[FAR], round(buffers) + sum(self.resident.locked.values()))
 
     def _part(self, kinds: Collection[str], nodes: Collection[int] | None = None) -> float:
@@ -142,7 +142,7 @@ class HostMemory:
         is_sent = policy.nodes - self.near if is_in_turn else not policy.nodes & self.near
         if policy.nodes and is_sent:
             return POLICY
-        if self.resident.pages(self.far, (SHARED, FILES)) >= self.resident.pages(self.far) / 2:
+        if self.resident.pages(self.far, (SHARED, MAPPED)) >= self.resident.pages(self.far) / 2:
             return BY_FIRST
         if self.refused >= self.placed[FAR] > self.room:
             return FULL

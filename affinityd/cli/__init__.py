@@ -31,7 +31,7 @@ COMMANDS = {
     "snapshot": "capture this node into an archive that --root replays",
     "version": "print the version",
 }
-VERSION = ("-V", "--version")
+VERSION_OPTIONS = ("-V", "--version")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -106,8 +106,8 @@ def entry() -> None:
 
 def _command(argv: Sequence[str]) -> str:
     name = argv[0] if argv else ""
-    if name in COMMANDS or name in VERSION:
-        return "version" if name in VERSION else name
+    if name in COMMANDS or name in VERSION_OPTIONS:
+        return "version" if name in VERSION_OPTIONS else name
     from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
     from affinityd.config.removed import refusal  # noqa: PLC0415 - as seldom
 
@@ -119,7 +119,7 @@ def _command(argv: Sequence[str]) -> str:
         ),
         epilog="affinityd COMMAND --help shows the options of a command.",
     )
-    parser.add_argument(*VERSION, action="store_true", help=COMMANDS["version"])
+    parser.add_argument(*VERSION_OPTIONS, action="store_true", help=COMMANDS["version"])
     commands = parser.add_argument_group("commands")
     for command, text in COMMANDS.items():
         commands.add_argument(f"_{command}", metavar=command, nargs="?", help=text)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from affinityd.text import one_line
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-GAP = "  "  #: between two columns
+COLUMN_GAP = "  "  #: between two columns
+TROUBLE = 2  #: exit code of every error, of commands whose 1 is an answer
 
 
 def give_up_stdout() -> None:
@@ -61,7 +59,7 @@ def justified(rows: Sequence[Sequence[str]], right: Collection[int]) -> Iterator
     """
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     for row in rows:
-        yield GAP.join(
+        yield COLUMN_GAP.join(
             cell.rjust(width) if place in right else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=False))
             if width

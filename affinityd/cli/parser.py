@@ -95,7 +95,9 @@ def load_settings(arguments: argparse.Namespace) -> settings.Settings:
     """
     flags = vars(arguments)
     others = settings.DAEMON_ONLY - flags.keys()
-    return settings.load(flags, names=[name for name in settings.NAMES if name not in others])
+    return settings.load(
+        flags, names=[name for name in settings.SETTING_NAMES if name not in others]
+    )
 
 
 #: Of an answer's format, of a client as `exec`, and of the choice of GPUs: each command's own.

@@ -30,7 +30,7 @@ from affinityd.text import quote
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import name_gpus, near_nodes
 
-MAX_DIGITS = 10  #: more than any pid has
+PID_DIGITS = 10  #: more than any pid has
 
 DIFFERS = "its environment names {}, and by the driver it uses {}: the driver's counts"
 NOT_NAMED = (
@@ -38,13 +38,13 @@ NOT_NAMED = (
     "them count as near; name the one that it uses with --gpus N"
 )
 USES_NONE = "by the driver it uses none of them now"
-NOT_KNOWN = "which one it uses is not known ({why})"
+GPU_NOT_KNOWN = "which one it uses is not known ({why})"
 REPLAYED = "the machine is replayed"
 
 
 def process_id(text: str) -> int:
     """Parse a PID. Raises ArgumentTypeError."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    is_number = text.isascii() and text.isdigit() and len(text) <= PID_DIGITS
     if not is_number or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a PID; a PID is a number from 1")
     return int(text)
@@ -212,7 +212,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     ranks = {pid: gpus.ranks for pid, gpus in found.items()}
     doubts = {}
     if ranks.keys() <= unclear:  # else the others use none: they start those that do, or help them
-        why = next((NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
+        why = next((GPU_NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
         doubts = {
             pid: NOT_NAMED.format(gpus=_names(planner, ranks[pid]), why=why) for pid in unclear
         }

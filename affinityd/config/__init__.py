@@ -10,14 +10,11 @@ counts. `slurm/task_prolog.sh` and `kubernetes/run.sh` read the same words.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from affinityd.errors import InvalidRequestError
 from affinityd.linux.files import read_regular
 from affinityd.text import quote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DEFAULT_PATH = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
@@ -33,7 +30,7 @@ PARAMETER_VARIABLES = {name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETE
 CPUS = f"{PREFIX}CPUS"  #: how many CPUs each task asked for, or none
 CHOOSE_GPU = f"{PREFIX}CHOOSE_GPU"  #: whether the GPUs near a rank's CPUs are chosen for it
 GPU_ORDER = f"{PREFIX}GPU_ORDER"  #: which GPU each rank uses, where affinityd does not choose
-MAX_FILE = 1024 * 1024  #: bytes
+MAX_SETTINGS_FILE = 1024 * 1024  #: bytes
 QUOTES = ("'", '"')
 FORBIDDEN = frozenset("'\"\\\0")  #: within a value
 BLANKS = " \t\r\v\f"  #: around a line, a name and a value
@@ -142,7 +139,7 @@ def least_switch(*switches: str) -> str:
 def read_file(name: str) -> dict[str, str]:
     """Read the file's assignments; a missing file has none. Raises InvalidRequestError."""
     try:
-        data = read_regular(name, MAX_FILE)
+        data = read_regular(name, MAX_SETTINGS_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:

@@ -15,9 +15,9 @@ TO_PIN = (
     "the daemon changes nothing that runs; affinityd audit names the processes that run far from "
     "their GPUs, and affinityd pin --tree PID pins one"
 )
-SWITCHES = "docs/binders.md has the switch of each binder"
+SWITCHES_REMEDY = "docs/binders.md has the switch of each binder"
 #: By the words after `affinityd`: what to use instead.
-COMMANDS: Mapping[str, str] = {
+REMOVED_COMMANDS: Mapping[str, str] = {
     "enforce": TO_PIN,
     "serve --enforce": TO_PIN,
     "serve --enforce-policy": TO_PIN,
@@ -25,8 +25,8 @@ COMMANDS: Mapping[str, str] = {
     "top": "affinityd audit --watch says how the node is, and the daemon's page shows it",
     "slurm check": "affinityd slurm gres-conf --diff compares; affinityd audit names far jobs",
     "audit --measured": MEASURING,
-    "exec --check": SWITCHES,
-    "exec --own": SWITCHES,
+    "exec --check": SWITCHES_REMEDY,
+    "exec --own": SWITCHES_REMEDY,
     "pin --memory": "affinityd verify --resident PID prints the migratepages(8) that moves it",
     "serve --measured": MEASURING,
 }
@@ -34,11 +34,11 @@ COMMANDS: Mapping[str, str] = {
 VARIABLES: Mapping[str, str] = {
     "AFFINITYD_ENFORCE": f"leave it out; {TO_PIN}",
     "AFFINITYD_ENFORCE_POLICY": f"leave it out; {TO_PIN}",
-    "AFFINITYD_OWN": f"leave it out; {SWITCHES}",
+    "AFFINITYD_OWN": f"leave it out; {SWITCHES_REMEDY}",
     "AFFINITYD_MEASURED": f"leave it out; {MEASURING}",
 }
 #: Files that 0.2 read, or was given privileges by: what to do instead.
-FILES: Mapping[str, str] = {
+REMOVED_FILES: Mapping[str, str] = {
     "/etc/affinityd-policy.toml": (
         "it is ignored; remove it: no process is pinned by rules, and one setting holds for all "
         "containers that NRI places"
@@ -51,7 +51,7 @@ FILES: Mapping[str, str] = {
 
 def refusal(command: str) -> str | None:
     """Return the line about a command, or a command and its option; None: it was never there."""
-    instead = COMMANDS.get(command)
+    instead = REMOVED_COMMANDS.get(command)
     return None if instead is None else f"affinityd {command} is removed: {instead}"
 
 
@@ -67,6 +67,6 @@ def warnings(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
             yield f"{variable} is removed, and ignored: {instead}"
         elif in_file.get(variable):
             yield f"{variable} in {path} is removed, and ignored: {instead}"
-    for file, instead in FILES.items():
+    for file, instead in REMOVED_FILES.items():
         if os.path.exists(file):  # noqa: PTH110 - pathlib raises where a folder is not to be entered
             yield f"{file} is of an earlier release: {instead}"

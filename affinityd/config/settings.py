@@ -11,32 +11,18 @@ from typing import Any, NamedTuple
 from affinityd import config
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.text import quote
+from affinityd.text import one_of, quote
 from affinityd.text import whole_number as number_of
 
 #: Reads a text. Raises ValueError, one line that quotes the text.
 Reader = Callable[[str], Any]
 
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
-OFF = "off"
 MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
 MAX_PORT = 65535
 MAX_ID = 2**32 - 2  #: of a user or group; the last number means none, chown(2)
 MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kubernetes
-
-
-def one_of(*values: str) -> Reader:
-    """Return a reader of one of several words."""
-    is_pair = len(values) == 2  # noqa: PLR2004
-    choices = f"neither {' nor '.join(values)}" if is_pair else f"none of {', '.join(values)}"
-
-    def read(text: str) -> str:
-        if text not in values:
-            raise ValueError(f"{quote(text)} is {choices}")
-        return text
-
-    return read
 
 
 def whole_number(within: range, unit: str) -> Reader:
@@ -139,7 +125,7 @@ class Settings:
         15,
         "SECONDS|off",
         "how often the GPUs' processes are scanned (default: 15)",
-        unless(OFF, whole_number(range(1, MAX_INTERVAL + 1), " seconds, or off")),
+        unless(config.OFF, whole_number(range(1, MAX_INTERVAL + 1), " seconds, or off")),
     )
     job_series: int = _setting(
         0,
@@ -158,13 +144,13 @@ class Settings:
         None,
         "SOCKET|off",
         "kubelet's podresources socket, which names the pods of processes (default: off)",
-        unless(OFF, str),
+        unless(config.OFF, str),
     )
     nri: str | None = _setting(
         None,
         "SOCKET|off",
         "the container runtime's NRI socket: adjust containers with GPUs (default: off)",
-        unless(OFF, str),
+        unless(config.OFF, str),
     )
     nri_namespaces: frozenset[str] = _setting(
         frozenset(),
@@ -176,7 +162,7 @@ class Settings:
         False,  # noqa: FBT003
         "on|off",
         "whether the folder of the daemon's socket is mounted in these containers (default: off)",
-        lambda text: one_of("on", OFF)(text) == "on",
+        lambda text: one_of(config.ON, config.OFF)(text) == config.ON,
     )
     nri_without_request: str = _choice(
         ("share", "keep"),
@@ -195,7 +181,7 @@ class Settings:
 SETTINGS: Mapping[str, Setting] = {
     setting.name: setting.metadata["setting"] for setting in fields(Settings) if setting.metadata
 }
-NAMES = tuple(SETTINGS)
+SETTING_NAMES = tuple(SETTINGS)
 #: Settings of the daemon only; clients ignore them in variables and file.
 DAEMON_ONLY = {
     *("pod_resources", "nri", "nri_mount", "nri_namespaces", "nri_without_request"),
@@ -213,7 +199,7 @@ class SettingText(NamedTuple):
 def load(
     flags: Mapping[str, str | None],
     environ: Mapping[str, str] = os.environ,
-    names: Collection[str] = NAMES,
+    names: Collection[str] = SETTING_NAMES,
 ) -> Settings:
     """Return the settings. `flags` are the command line's; only those in `names` count.
 
@@ -221,7 +207,7 @@ def load(
     """
     path = config.path(environ)
     in_file = config.read_file(path)
-    if empty := [name for name in NAMES if flags.get(name) == ""]:
+    if empty := [name for name in SETTING_NAMES if flags.get(name) == ""]:
         raise InvalidRequestError(f"--{empty[0].replace('_', '-')} is empty; give it a value")
     chosen: dict[str, SettingText] = {}
     for name in names:

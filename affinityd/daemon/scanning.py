@@ -11,6 +11,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import (
+    ALL,
+    COUNTS,
     AuditDocument,
     AuditGpuDocument,
     document,
@@ -22,7 +24,7 @@ from affinityd.audit.verdict import IS_GONE, LOST
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
-from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, PROCESSES, ScanResult
+from affinityd.daemon.state.scans import METRICS, PROCESS_LINES, ScanResult
 from affinityd.grouping import Recent
 from affinityd.json_codec import dumps
 from affinityd.linux.processes import since_boot
@@ -77,7 +79,7 @@ def documents(topology: Topology, scan: Scan, counts: AuditDocument) -> dict[str
     return {
         ALL: f"{dumps(document(topology, scan, names_all=True))}\n".encode(),
         COUNTS: f"{dumps(counts)}\n".encode(),
-        PROCESSES: b"".join(whole) + b"\n",
+        PROCESS_LINES: b"".join(whole) + b"\n",
     }
 
 

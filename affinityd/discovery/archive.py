@@ -21,8 +21,8 @@ from affinityd.errors import TreeError
 from affinityd.linux.files import read
 
 #: Limits of a capture, unpacked; every file of a machine of 2,000 CPUs takes half of each.
-MAX_BYTES, MAX_ENTRIES = 256 * 1024 * 1024, 200_000
-MAX_NAME, MAX_DEPTH = 512, 40  #: letters of a member's name, and folders in it
+MAX_UNPACKED, MAX_MEMBERS = 256 * 1024 * 1024, 200_000
+MAX_MEMBER_NAME, MAX_DEPTH = 512, 40  #: letters of a member's name, and folders in it
 MAX_LINKS = 40  #: as many as Linux follows (path_resolution(7))
 PATH_MAX = 4096  #: of the kernel, for a link's target
 NOWHERE = "/"  #: a path that no file has
@@ -88,20 +88,20 @@ def _unpacked(path: str) -> bytes:
     magic = read(path, 5)
     unpack = next((unpack for begin, unpack in _OPENERS.items() if magic.startswith(begin)), open)
     with unpack(path, "rb") as content:
-        data: bytes = content.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise TreeError(f"archive {path!r} is larger than {MAX_BYTES} bytes unpacked")
+        data: bytes = content.read(MAX_UNPACKED + 1)
+    if len(data) > MAX_UNPACKED:
+        raise TreeError(f"archive {path!r} is larger than {MAX_UNPACKED} bytes unpacked")
     return data
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes | str | None]]:
     for number, member in enumerate(archive):
-        if number == MAX_ENTRIES:
-            raise tarfile.ReadError(f"it has more than {MAX_ENTRIES} entries")
+        if number == MAX_MEMBERS:
+            raise tarfile.ReadError(f"it has more than {MAX_MEMBERS} entries")
         if member.size < 0:  # before Python 3.11.14 tarfile goes back by it, and on for ever
             raise tarfile.ReadError(f"a member of {member.size} bytes")
         name = normpath(member.name).lstrip("/")
-        if len(name) > MAX_NAME or name.count("/") > MAX_DEPTH:
+        if len(name) > MAX_MEMBER_NAME or name.count("/") > MAX_DEPTH:
             continue
         if name.split("/")[0] in ("", ".", ".."):
             continue

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from affinityd.cpuset import MAX_CPUS, CpuSet
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree, number, numbered, read_cpus, read_fields, read_number
+from affinityd.linux.syscalls import MAX_NODES
 from affinityd.topology.model import Core, NumaNode
 
 ATOMS = "sys/devices/cpu_atom/cpus"  #: the efficient cores of Intel's hybrid CPUs
@@ -100,7 +101,6 @@ def _sharing_cache(tree: Tree, folder: str) -> CpuSet | None:
 
 
 NODES = "sys/devices/system/node"
-MAX_NODES = 1024  #: the most of any kernel's MAX_NUMNODES
 
 
 def read_nodes(tree: Tree) -> tuple[NumaNode, ...]:

@@ -14,8 +14,8 @@ from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError
 from affinityd.topology.model import Topology
 
-NVML_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
-ONLINE = "sys/devices/system/cpu/online"
+READING_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
+ONLINE_FILE = "sys/devices/system/cpu/online"
 NVIDIA_DRIVER = "proc/driver/nvidia/version"
 NVIDIA_GPUS = "proc/driver/nvidia/gpus"  #: a folder for each
 #: Differ when a GPU driver came, went or was exchanged.
@@ -37,7 +37,9 @@ class Machine:
         self.report: NvmlReport | None = None  #: NVML's last
         self._answered_by: str | None = None  # the driver's version when NVML last answered
         #: The file that differs when a CPU comes or goes; None: none does.
-        self.online_file = self._tree.root + ONLINE if isinstance(self._tree, FolderTree) else None
+        self.online_file = (
+            self._tree.root + ONLINE_FILE if isinstance(self._tree, FolderTree) else None
+        )
 
     @property
     def tree(self) -> Tree:
@@ -51,7 +53,7 @@ class Machine:
         """Whether it is this machine."""
         return self._tree is not None and self._tree.live
 
-    def query_drivers(self, timeout: float = NVML_SECONDS) -> None:
+    def query_drivers(self, timeout: float = READING_SECONDS) -> None:
         """Query NVML, or a snapshot of its report.
 
         NVML is called only if its driver is loaded: it would load the driver during its upgrade.

@@ -134,9 +134,8 @@ PHYSICAL, VIRTUAL = "physfn", "virtio"
 ADDRESS_DIGITS = 12  #: of a hardware address in a name, as in enx001122334455
 RDMA, CXI, BONDS = "sys/class/infiniband", "sys/class/cxi", "sys/class/net"
 
-ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
+PORT_ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
 UP = "up"  #: the state of a Slingshot port's link
-UNKNOWN = "Unknown"  #: EFA's link layer
 
 
 def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) -> Iterator[Nic]:
@@ -179,7 +178,7 @@ def port_states(tree: Tree) -> tuple[tuple[str, bool], ...]:
 
 
 def _is_up(state: str | None) -> bool:
-    return state is not None and state.startswith((ACTIVE, UP))
+    return state is not None and state.startswith((PORT_ACTIVE, UP))
 
 
 def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -210,7 +209,7 @@ def _ports(
                     number=int(number),
                     is_active=_is_up(tree.read(f"{port}/state")),
                     gbps=_first_number(tree.read(f"{port}/rate") or ""),
-                    link_layer=printable(layer) if layer and layer != UNKNOWN else None,
+                    link_layer=printable(layer) if layer and layer != "Unknown" else None,
                     netdev=printable(netdev) if netdev else only,
                 )
         elif place == f"{folder}/cxi":

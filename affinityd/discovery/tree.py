@@ -16,7 +16,7 @@ from typing import TypeVar
 from affinityd.cpuset import PADDING, CpuSet, parse_list, parse_mask
 from affinityd.errors import TreeError
 from affinityd.linux.files import FAILING, read
-from affinityd.text import whole_number
+from affinityd.text import MAX_COUNTER, whole_number
 
 T = TypeVar("T")
 Keep = Callable[[str], bool]
@@ -25,7 +25,6 @@ MARK = "sys/devices/system/cpu"  #: distinguishes a machine's root from a folder
 SEARCH_DEPTH = 3  #: how many folders below a root a captured machine may be
 ARCHIVE_SUFFIXES = (".tar.xz", ".tar.gz", ".tar.bz2", ".txz", ".tgz", ".tar")
 MAX_FILE = 1024 * 1024  #: bytes that are read of a file; the kernel writes far fewer into one
-MAX_NUMBER = 2**64 - 1  #: the largest that the kernel writes
 
 
 class Tree:
@@ -126,7 +125,7 @@ def the_machine(root: str, candidates: Iterable[str]) -> str:
 
 def number(text: str | None) -> int | None:
     """Read a decimal number, 0 or larger."""
-    return whole_number(text, MAX_NUMBER)
+    return whole_number(text, MAX_COUNTER)
 
 
 def read_number(tree: Tree, path: str) -> int | None:

@@ -67,13 +67,13 @@ def named(gpus: Iterable[Gpu]) -> str:
     return several("GPU", (gpu.index for gpu in gpus))
 
 
-SHOWN = 4  #: names in a finding; more are counted
+SHOWN_NAMES = 4  #: names in a finding; more are counted
 
 
 def some(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are: `a, b, c, d and 2 more`."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
 
 
 #: The root of a machine without files, as of a built-in one: nothing is below a device.

@@ -12,14 +12,11 @@ ConvertCPUSharesToCgroupV2Value, whose weights are larger since runc 1.3.2.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.linux.files import content, listed, text
 from affinityd.text import whole_number
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Where each version of cgroups has the cpuset: the file system, the controller's name in a line of
 #: /proc/PID/cgroup ("" in that of v2, one for all), and the files in the order in which they are
@@ -32,7 +29,7 @@ VERSIONS = (
 CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cgroup
 MOST_LEVELS = 64  #: that are read below a mount: any user may make thousands
 DELETED = " (deleted)"  #: the kernel appends it to the path of a removed cgroup
-SLICE = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
+SLICE_SUFFIX = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
 QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"  #: of v1; v2 has both in one file
 MAX = "cpu.max"
 SHARES, WEIGHT = "cpu.shares", "cpu.weight"  #: of v1, and of v2
@@ -153,9 +150,9 @@ def cpuset_at(path: str, root: str = "/") -> CpuSet | None:
 
     None where no whole hierarchy with a cpuset is mounted here, or has no such cgroup.
     """
-    if path.endswith(SLICE) and "/" not in path:
-        parts = path.removesuffix(SLICE).split("-")
-        path = "".join(f"/{'-'.join(parts[: end + 1])}{SLICE}" for end in range(len(parts)))
+    if path.endswith(SLICE_SUFFIX) and "/" not in path:
+        parts = path.removesuffix(SLICE_SUFFIX).split("-")
+        path = "".join(f"/{'-'.join(parts[: end + 1])}{SLICE_SUFFIX}" for end in range(len(parts)))
     cgroups = Cgroups("", root)
     for file_system, controller, files in VERSIONS:
         for shown, point in cgroups.hierarchies(file_system, controller):

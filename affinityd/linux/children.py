@@ -18,11 +18,10 @@ from typing import NoReturn
 
 from affinityd import errors
 from affinityd.errors import AffinityError
-from affinityd.linux.files import numbered
+from affinityd.linux.files import READ_SIZE, numbered
 
-CHUNK = 65536
 PIPE = 3  #: its number in the child, behind the three streams
-PAUSE = 0.0002  #: seconds between two looks whether a child has ended
+END_PAUSE = 0.0002  #: seconds between two looks whether a child has ended
 RETURNED, RAISED = b"0", b"1"  #: begin what a child of `run` writes
 GRACE = 1.0  #: seconds for a killed child to end
 stuck: list[int] = []  #: killed ones that have not: a driver holds them in the kernel
@@ -61,7 +60,7 @@ class Child:
         ready.register(self._pipe, select.POLLIN)
         if not ready.poll(max(deadline - time.monotonic(), 0.0) * 1000):
             raise TimeoutError
-        return os.read(self._pipe, CHUNK)
+        return os.read(self._pipe, READ_SIZE)
 
     def end(self, grace: float = 0.0) -> int | None:
         """Wait `grace` seconds for its end, then kill it; return its status as `exit_status`."""
@@ -79,7 +78,7 @@ class Child:
     def _ended(self, patience: float) -> int | None:
         limit = time.monotonic() + patience
         while (status := exit_status(self.pid)) is None and time.monotonic() < limit:
-            time.sleep(PAUSE)
+            time.sleep(END_PAUSE)
         return status
 
 

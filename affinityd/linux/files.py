@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-PART = 65536  #: bytes that are read at once
+READ_SIZE = 65536  #: bytes that are read at once
 
 #: Bytes that are read of a file. execve(2) takes some megabytes; a process may name all of its
 #: memory as its environment or command line, PR_SET_MM_MAP of prctl(2).
-MOST = 4 * 1024 * 1024
+MOST_BYTES = 4 * 1024 * 1024
 
 #: Errors of existing files that fail now, also for a lack of resources; others mean a missing one,
 #: or one that is forbidden.
@@ -40,7 +40,9 @@ def read(path: str, most: int) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         parts = []
-        while most > 0 and (part := os.read(file, min(PART, most))):  # a list comes page by page
+        while most > 0 and (
+            part := os.read(file, min(READ_SIZE, most))
+        ):  # a list comes page by page
             parts.append(part)
             most -= len(part)
         return b"".join(parts)
@@ -51,7 +53,7 @@ def read(path: str, most: int) -> bytes:
 def content(path: str) -> bytes | None:
     """Return a file; None where it cannot be read."""
     try:
-        return read(path, MOST)
+        return read(path, MOST_BYTES)
     except (OSError, ValueError):  # the latter for a NUL, which no path has
         return None
 
@@ -64,7 +66,7 @@ def text(path: str) -> str:
 def present(path: str) -> bytes | None:
     """Return a file; None if there is none. Raises OSError if that is unknown, as when FAILING."""
     try:
-        return read(path, MOST)
+        return read(path, MOST_BYTES)
     except OSError as error:
         if error.errno in FAILING or isinstance(error, PermissionError):
             raise
@@ -158,7 +160,7 @@ def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
             data = content(f"{tasks}/{tid}/environ")
     if data is None:
         return None
-    whole = data if len(data) < MOST else data[: data.rfind(b"\0")]
+    whole = data if len(data) < MOST_BYTES else data[: data.rfind(b"\0")]
     entries = os.fsdecode(whole).split("\0")
     return dict(entry.partition("=")[::2] for entry in reversed(entries) if "=" in entry)
 

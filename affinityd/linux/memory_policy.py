@@ -18,7 +18,7 @@ from affinityd.text import quote
 POLICIES = ("local", "preferred", "bind", "interleave")
 
 #: The kernel's modes by number: include/uapi/linux/syscalls.h.
-MODES = (
+POLICY_MODES = (
     *("default", "preferred", "bind", "interleave", "local"),
     *("preferred_many", "weighted_interleave"),  # since 5.15 and 6.9
 )
@@ -71,7 +71,7 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
         refusal = f"{policy} needs a node and was given none"
     else:
         try:
-            syscalls.set_mempolicy(MODES.index(name), wish.nodes)
+            syscalls.set_mempolicy(POLICY_MODES.index(name), wish.nodes)
         except OSError as error:
             number = errno.errorcode.get(error.errno or 0, error.errno)
             refusal = f"{wish} was refused ({number}: {error.strerror})"
@@ -96,7 +96,7 @@ def own_policy() -> MemoryPolicy | None:
         mode, nodes = syscalls.get_mempolicy()
     except OSError:
         return _first_policy("/proc/thread-self/numa_maps")
-    policy = MODES[mode] if mode < len(MODES) else f"mode {mode}"
+    policy = POLICY_MODES[mode] if mode < len(POLICY_MODES) else f"mode {mode}"
     if policy == "preferred" and not nodes:  # how kernels before 5.14 tell of local
         policy = "local"
     return MemoryPolicy(policy, nodes)

@@ -30,7 +30,7 @@ MAX_PASSES = 100  #: over a process that starts threads faster than they can be 
 #: As many, while a thread that was pinned is awake: it may be in a fork(2) of a large process that
 #: began before. The pauses between them, the first of PAUSE seconds, double: half a second in all.
 PATIENT_PASSES = 10
-PAUSE = 0.001
+PINNING_PAUSE = 0.001
 AWAKE = ("R", "D")  #: states of a thread that may be in clone(2): it runs, or waits for the kernel
 COMPUTED = 2  #: clock ticks of user time after which it has finished that clone(2)
 
@@ -118,7 +118,7 @@ def pin_threads(targets: Callable[[], Iterable[Target]], *, dry_run: bool = Fals
         if quiet >= (PATIENT_PASSES if is_patient else QUIET_PASSES):
             return PinResult(tuple(passes.results), is_settled=True)
         if quiet and is_patient:
-            time.sleep(PAUSE * 2 ** (quiet - 1))
+            time.sleep(PINNING_PAUSE * 2 ** (quiet - 1))
     return PinResult(tuple(passes.results), is_settled=False)
 
 

@@ -22,15 +22,15 @@ MOST_BITS = 64
 MOST_FIELDS = 2**16  #: of a message, or numbers of a field: memory is a hundred times the bytes
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+DATA, HEADERS_FRAME, RST_STREAM, SETTINGS_FRAME, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4  #: flags of frames
 STREAM = 1  #: the only one
-HEAD = 9  #: bytes before a frame's payload
+FRAME_HEAD = 9  #: bytes before a frame's payload
 MAX_FRAME = 2**14  #: bytes of a payload, where a client has not allowed more
-PREFIX = 5  #: bytes before a message: whether it is compressed, and its length
+MESSAGE_PREFIX = 5  #: bytes before a message: whether it is compressed, and its length
 WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65535
-LARGEST = 16 * 2**20  #: bytes of an answer; kubelet's clients take as many
+LARGEST_ANSWER = 16 * 2**20  #: bytes of an answer; kubelet's clients take as many
 
 Value = int | bytes  #: a number; or a message, a text, packed numbers, a number of fixed size
 Message = Mapping[int, Sequence[Value]]  #: the values of each field, by its number
@@ -158,21 +158,21 @@ def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
         for kind, flags, stream, payload in _frames(connection, deadline):
             last = int.from_bytes(payload[:4], "big") & WINDOW  # of the streams that it answers
             is_ours = stream == STREAM
-            if kind in {SETTINGS, PING} and not flags & ACK:
+            if kind in {SETTINGS_FRAME, PING} and not flags & ACK:
                 connection.sendall(frame(kind, ACK, 0, payload if kind == PING else b""))
             elif (kind == GOAWAY and last < STREAM) or (kind == RST_STREAM and is_ours):
                 raise ValueError(f"{path} refused {method}")
             elif kind == DATA and is_ours:
                 answer += payload
-                if len(answer) > LARGEST + PREFIX:
-                    raise ValueError(f"{path} answered {method} with over {LARGEST} bytes")
-            if kind in {DATA, HEADERS} and is_ours and flags & END_STREAM:
+                if len(answer) > LARGEST_ANSWER + MESSAGE_PREFIX:
+                    raise ValueError(f"{path} answered {method} with over {LARGEST_ANSWER} bytes")
+            if kind in {DATA, HEADERS_FRAME} and is_ours and flags & END_STREAM:
                 break
-    is_compressed, size = answer[:1] != b"\0", int.from_bytes(answer[1:PREFIX], "big")
-    if is_compressed or len(answer) < PREFIX or size != len(answer) - PREFIX:
+    is_compressed, size = answer[:1] != b"\0", int.from_bytes(answer[1:MESSAGE_PREFIX], "big")
+    if is_compressed or len(answer) < MESSAGE_PREFIX or size != len(answer) - MESSAGE_PREFIX:
         why = "no whole message" if answer else "an error"  # which its trailers tell
         raise ValueError(f"{path} answered {method} with {why}")
-    return bytes(answer[PREFIX:])
+    return bytes(answer[MESSAGE_PREFIX:])
 
 
 def _request(method: str, message: bytes) -> bytes:
@@ -184,9 +184,9 @@ def _request(method: str, message: bytes) -> bytes:
         headers += b"\x00" + _literal(name) + _literal(value)
     body = b"\x00" + len(message).to_bytes(4, "big") + message
     frames = (
-        frame(SETTINGS, 0, 0, settings),
+        frame(SETTINGS_FRAME, 0, 0, settings),
         frame(WINDOW_UPDATE, 0, 0, (WINDOW - DEFAULT_WINDOW).to_bytes(4, "big")),
-        frame(HEADERS, END_HEADERS, STREAM, headers),
+        frame(HEADERS_FRAME, END_HEADERS, STREAM, headers),
         frame(DATA, END_STREAM, STREAM, body),
     )
     return PREFACE + b"".join(frames)
@@ -206,7 +206,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 def _frames(connection: socket.socket, deadline: float) -> Iterator[Frame]:
     """Yield the server's frames. Raises OSError where it closes or is late, ValueError."""
     while True:
-        head = _exactly(connection, HEAD, deadline)
+        head = _exactly(connection, FRAME_HEAD, deadline)
         length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
         stream = int.from_bytes(head[5:], "big") & WINDOW
         if length > MAX_FRAME:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from affinityd.linux import syscalls
 from affinityd.linux.files import content, read, text
 
-KINDS = ANONYMOUS, SHARED, HUGE, FILES, CUDA = (
+MEMORY_KINDS = ANONYMOUS, SHARED, HUGE, MAPPED, CUDA_MAPPED = (
     "anonymous",
     "shared",
     "huge pages",
@@ -33,7 +33,12 @@ KINDS = ANONYMOUS, SHARED, HUGE, FILES, CUDA = (
 
 #: The line of `status` with the resident size of each kind, and of what does not move or swap; it
 #: counts CUDA buffers as shared.
-SIZES = {ANONYMOUS: "RssAnon", SHARED: "RssShmem", HUGE: "HugetlbPages", FILES: "RssFile"}
+STATUS_SIZES = {
+    ANONYMOUS: "RssAnon",
+    SHARED: "RssShmem",
+    HUGE: "HugetlbPages",
+    MAPPED: "RssFile",
+}
 LOCKED = ("VmPin", "VmLck")
 
 #: A readable mapping: its addresses, device and name. The kernel's own, as [vdso], have no memory.
@@ -41,7 +46,10 @@ MAPPING = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ (\w+:\w+) \d+(?! *\[v) *(.*)$", re.MULTILINE
 )
 NO_DEVICE = b"00:00"  #: of anonymous memory
-DEVICES = (b"/dev/nvidia", b"/dev/infiniband/")  #: mapped, they are not the process's memory
+DEVICE_MAPPINGS = (
+    b"/dev/nvidia",
+    b"/dev/infiniband/",
+)  #: mapped, they are not the process's memory
 #: The name of shared anonymous memory. Where NVIDIA's driver is mapped too, it is what
 #: cudaHostAlloc and PyTorch's pin_memory give: pinned, and not in VmPin (seen with driver 580).
 ZERO = b"/dev/zero (deleted)"
@@ -99,7 +107,7 @@ class ResidentMemory:
             node: round(self.size * self.pages([node]) / drawn) for node in sorted(self.nodes)
         } or None
 
-    def pages(self, nodes: Collection[int], kinds: Collection[str] = KINDS) -> int:
+    def pages(self, nodes: Collection[int], kinds: Collection[str] = MEMORY_KINDS) -> int:
         """Return how many of the pages drawn, of these kinds, are on these nodes."""
         drawn = self.drawn.items()
         return sum(pages for (kind, node), pages in drawn if node in nodes and kind in kinds)
@@ -132,7 +140,7 @@ def resident_sizes(pid: int) -> ResidentMemory:
     """Return the sizes of a process's memory alone, for which no lock is waited for."""
     lines = (line.split() for line in (content(f"/proc/{pid}/status") or b"").split(b"\n"))
     status = {words[0].decode(): int(words[1]) * 1024 for words in lines if words[2:] == [b"kB"]}
-    sizes = {kind: status.get(f"{name}:", 0) for kind, name in SIZES.items()}
+    sizes = {kind: status.get(f"{name}:", 0) for kind, name in STATUS_SIZES.items()}
     locked = {name: size for name in LOCKED if (size := status.get(f"{name}:"))}
     return ResidentMemory(sizes, locked=locked)
 
@@ -144,13 +152,13 @@ MemoryMapping = tuple[int, int, str]
 def mappings_in(maps: bytes, files: Mapping[bytes, str]) -> list[MemoryMapping]:
     """Return the readable mappings that `maps` lists; `files`: kind of memory by device."""
     mappings = []
-    zero = CUDA if b" /dev/nvidia" in maps else SHARED
+    zero = CUDA_MAPPED if b" /dev/nvidia" in maps else SHARED
     for start, end, device, name in MAPPING.findall(maps):
-        if name.startswith(DEVICES):
+        if name.startswith(DEVICE_MAPPINGS):
             continue
         kind = zero if name == ZERO else files.get(device)
         if kind is None:  # the kernel has file systems of its own for huge pages, one for each size
-            kind = HUGE if name.startswith(UNMOUNTED) else FILES
+            kind = HUGE if name.startswith(UNMOUNTED) else MAPPED
         mappings.append((int(start, 16), int(end, 16), kind))
     return mappings
 

@@ -14,16 +14,15 @@ from typing import NamedTuple
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.files import content, text
 from affinityd.linux.processes import PROC
-from affinityd.text import whole_number
+from affinityd.text import MAX_COUNTER, whole_number
 
 TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
 NANOSECONDS, MICROSECONDS = 10**9, 10**6
-MOST = 2**64 - 1  #: of the kernel's counters
 
 STEAL = 7  #: its place among the numbers of a CPU in /proc/stat
 
 #: Time for which a cgroup was throttled, summed over CPUs: of cgroups v1 and v2, and its unit.
-THROTTLED = {"throttled_time": NANOSECONDS, "throttled_usec": MICROSECONDS}
+THROTTLED_TIMES = {"throttled_time": NANOSECONDS, "throttled_usec": MICROSECONDS}
 
 
 class ThreadTime(NamedTuple):
@@ -58,7 +57,7 @@ def stolen_times(proc: str = PROC) -> Mapping[int, float]:
     for line in text(f"{proc}/stat").split("\n"):
         name, _, values = line.partition(" ")
         words = values.split()
-        number = whole_number(name.removeprefix("cpu"), MOST)
+        number = whole_number(name.removeprefix("cpu"), MAX_COUNTER)
         if number is not None and len(words) >= STEAL + 1 and words[STEAL].isdigit():
             times[number] = int(words[STEAL]) / TICKS
     return times
@@ -81,7 +80,7 @@ def throttling(folder: str) -> Throttling | None:
     """
     lines = (line.partition(" ") for line in text(f"{folder}/cpu.stat").split("\n"))
     numbers = {name: int(value) for name, _, value in lines if value.isdigit()}
-    for name, unit in THROTTLED.items():
+    for name, unit in THROTTLED_TIMES.items():
         if name in numbers:
             periods, used_up = (numbers.get(it, 0) for it in ("nr_periods", "nr_throttled"))
             return Throttling(numbers[name] / unit, periods, used_up)
@@ -96,7 +95,7 @@ def pressure_of(membership: str, root: str = "/") -> float | None:
     """
     for folder in Cgroups(membership, root).folders("cgroup2", ""):
         _, is_there, total = text(f"{folder}/cpu.pressure").partition("\n")[0].partition("total=")
-        time = whole_number(total, MOST)
+        time = whole_number(total, MAX_COUNTER)
         if is_there and time is not None:
             return time / MICROSECONDS
     return None

@@ -14,7 +14,7 @@ from array import array
 
 #: Of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the syscall tables
 #: of arch/x86 and arch/powerpc. All of them are little-endian.
-NUMBERS = {
+SYSCALL_NUMBERS = {
     "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239, "move_pages": 279, "prctl": 157},
     "aarch64": {"set_mempolicy": 237, "get_mempolicy": 236, "move_pages": 239, "prctl": 167},
     "ppc64le": {"set_mempolicy": 261, "get_mempolicy": 260, "move_pages": 301, "prctl": 171},
@@ -25,7 +25,7 @@ MASK_BYTES = MAX_NODES // 8
 MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel takes one bit less than maxnode
 MODE_FLAGS = 0b111 << 13  #: beside the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
 PREFERRED_MANY = 5  #: a mode since 5.15
-NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
+NO_SUCH_NODE = "nonexistent, without memory, or outside Mems_allowed"
 
 NO_PAGE = -9999  #: the status of a page before the kernel gives it one; no errno
 
@@ -39,7 +39,7 @@ def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
     Raises OSError: EPERM (seccomp), EINVAL (no node is left, or the kernel has no such mode).
     """
     if not nodes.issubset(range(MAX_NODES)):
-        raise OSError(errno.EINVAL, NO_NODE)
+        raise OSError(errno.EINVAL, NO_SUCH_NODE)
     mask = bytearray(sum(1 << node for node in nodes).to_bytes(MASK_BYTES, "little"))
     try:
         _call("set_mempolicy", mode, mask if nodes else 0, MASK_BITS)
@@ -47,7 +47,7 @@ def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
         if error.errno != errno.EINVAL:
             raise
         or_old = "; or the kernel is too old for it" if mode == PREFERRED_MANY else ""
-        raise OSError(errno.EINVAL, f"{NO_NODE}{or_old}") from None
+        raise OSError(errno.EINVAL, f"{NO_SUCH_NODE}{or_old}") from None
 
 
 def get_mempolicy() -> tuple[int, frozenset[int]]:
@@ -79,8 +79,10 @@ def end_with(parent: int) -> None:
 def _call(name: str, *arguments: int | bytearray) -> int:
     """Make a system call, which may fill the arrays among its arguments. Raises OSError."""
     machine = os.uname().machine
-    if machine not in NUMBERS or sys.maxsize < 1 << 32:  # a 32-bit process has other numbers
-        known = f"is known on {machine}, only on 64-bit {', '.join(NUMBERS)}"
+    if (
+        machine not in SYSCALL_NUMBERS or sys.maxsize < 1 << 32
+    ):  # a 32-bit process has other numbers
+        known = f"is known on {machine}, only on 64-bit {', '.join(SYSCALL_NUMBERS)}"
         raise OSError(errno.ENOSYS, f"no number of {name} {known}")
     try:
         import ctypes  # noqa: PLC0415 - a Python without libffi has none
@@ -94,7 +96,7 @@ def _call(name: str, *arguments: int | bytearray) -> int:
     ]
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.restype = ctypes.c_long
-    result: int = syscall(ctypes.c_long(NUMBERS[machine][name]), *words)
+    result: int = syscall(ctypes.c_long(SYSCALL_NUMBERS[machine][name]), *words)
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

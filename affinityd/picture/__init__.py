@@ -16,7 +16,7 @@ from affinityd.topology.model import Topology
 from affinityd.topology.words import devices_at, gpu_word, memory, totals
 
 COLORS = 8  #: in picture.css: .r0 to .r7
-LETTERS = 6  #: below a core
+CORE_LETTERS = 6  #: below a core
 
 
 def color(rank: int) -> str:
@@ -86,8 +86,8 @@ def _devices(topology: Topology, number: int | None) -> Iterator[str]:
 
 MARGIN, LINE = 6, 15
 #: A box's lines of text: attributes, and the place from its left and top, in pixels.
-DEVICE = (("", 5, 13), (' class="more"', 5, 25))
-TEXTS = {"gpu": DEVICE, "nic": DEVICE, "cpu": (("", 12, 11),)}
+DEVICE_TEXT = (("", 5, 13), (' class="more"', 5, 25))
+TEXTS = {"gpu": DEVICE_TEXT, "nic": DEVICE_TEXT, "cpu": (("", 12, 11),)}
 HEADING = (("", 5, 13),)
 #: Lines that explain classes of CPUs, where these occur.
 MEANINGS = {"reserved": "reserved for the system", "disallowed": "not allowed by the cpuset"}
@@ -174,7 +174,7 @@ def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
     if box.kind == "core":
         cpus = (int(cpu.name) for _, _, cpu in box.inside)
         numbers = {rank for cpu in cpus for rank in marks.ranks.get(cpu, ())}
-        ranks = shortened(f"r{format_list(numbers)}" if numbers else "", LETTERS)
+        ranks = shortened(f"r{format_list(numbers)}" if numbers else "", CORE_LETTERS)
         middle, bottom = x + box.width / 2, y + box.height - 2
         yield f'<text class="rank" x="{middle:g}" y="{bottom:g}">{ranks}</text>'
     if box.kind == "gpu":

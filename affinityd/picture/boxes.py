@@ -12,7 +12,9 @@ from affinityd.text import count, printable
 from affinityd.topology import words
 from affinityd.topology.model import Core, Gpu, Nic, Topology, cpus_of
 
-GAP, PAD, HEAD = 4, 3, 16  #: pixels between boxes, at a frame's border, of its heading
+GAP = 4  #: pixels between boxes
+PAD = 3  #: at a frame's border
+FRAME_HEADING = 16  #: of a frame
 LETTER = 8  #: pixels of a heading's widest usual letter, bold
 
 
@@ -49,7 +51,7 @@ def stacked(boxes: Iterable[Box], gap: float = GAP) -> Box:
 
 def framed(kind: str, inside: Box, *, lines: Sequence[str] = (), title: str = "") -> Box:
     """Return a frame around boxes, with a heading if there are lines."""
-    head = HEAD if lines else 0
+    head = FRAME_HEADING if lines else 0
     width = max([inside.width, *(len(line) * LETTER for line in lines)]) + 2 * PAD
     placed = tuple((x + PAD, y + PAD + head, box) for x, y, box in inside.inside)
     height = inside.height + head + 2 * PAD

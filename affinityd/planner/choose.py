@@ -14,7 +14,7 @@ from affinityd.topology.model import Gpu, Topology
 
 MOST_RANKS, MOST_GPUS = 256, 64
 #: For missing distances: a node's to itself, and SLIT's word for unreachable (ACPI 6.5, §5.2.17).
-OWN, FARTHEST = 10, 255
+OWN_DISTANCE, FARTHEST = 10, 255
 
 
 def choose_gpus(
@@ -76,7 +76,7 @@ def _distances(
             total = 0
             for node, number in here.items():
                 if gpu.numa_node in {node, None}:
-                    total += number * OWN
+                    total += number * OWN_DISTANCE
                 else:
                     total += number * int(min(topology.distance(gpu.numa_node, node), FARTHEST))
             row.append(total * (factor // len(cpus)))

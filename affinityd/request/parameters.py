@@ -23,7 +23,7 @@ from affinityd.request.environment import (
     chooses_gpu,
 )
 from affinityd.request.task import Task, read_masks, read_task
-from affinityd.text import quote, whole_number
+from affinityd.text import one_of, quote, whole_number
 
 #: Of a query, and of a value, in characters: the masks of 256 tasks on 512 CPUs take 34,000, a list
 #: of every second one of 8192 CPUs 20,000.
@@ -114,17 +114,6 @@ _BOOLEANS = {
     **dict.fromkeys(YES, True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
-
-
-def one_of(*choices: str) -> Callable[[str], str]:
-    """Return the reader of a text that is one of these words."""
-
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{quote(text)} is not one of {', '.join(choices)}")
-        return text
-
-    return read
 
 
 def _read_mode(text: str) -> str:

@@ -37,7 +37,7 @@ SCONTROL_SECONDS = 10.0  #: that slurmctld may take to answer
 #: slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
 SLURMD_SECONDS = 40.0
 
-MOST_THREADS = 1024  #: of a core
+MOST_CORE_THREADS = 1024  #: of a core
 INVALID = "INVALID_REG"  #: of the state of a node that registered with fewer GPUs of a type
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)")
@@ -48,7 +48,7 @@ _FILE = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)")
 #: Words of a message about GPUs, and not about slurmd's log or cgroups.
 _ABOUT_GPUS = re.compile(r"gres|gpu|autodetect|functionality", re.IGNORECASE)
 #: Of 22.05, which gives no reason if slurm.conf does not have the node.
-FAILED = "slurmd -G failed; --node-name names the node as slurm.conf has it"
+SLURMD_FAILED = "slurmd -G failed; --node-name names the node as slurm.conf has it"
 #: The files that MultipleFiles= names besides the GPU's own.
 MIG_FILES = "/dev/nvidia-caps/"
 
@@ -199,7 +199,7 @@ def _shown(line: str) -> ShownNode:
         name=values["NodeName"],
         state=values.get("State", ""),
         gres=read_gres(gres),
-        threads=whole_number(values.get("ThreadsPerCore"), MOST_THREADS) or 1,
+        threads=whole_number(values.get("ThreadsPerCore"), MOST_CORE_THREADS) or 1,
         restricts_cores="RestrictedCoresPerGPU" in values,
     )
 
@@ -212,7 +212,7 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
     if is_complete:
         messages = [line for line in messages if _ABOUT_GPUS.search(line)]
     elif not messages:
-        messages = [FAILED]
+        messages = [SLURMD_FAILED]
     return SlurmdGres(tuple(entries), tuple(messages), is_complete)
 
 

@@ -21,7 +21,7 @@ from affinityd.topology.model import Gpu, Topology
 #: The types of such GPUs, a100_3g.20gb, are those of the instances.
 SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
 
-MOST_GPUS = 999_999  #: of a type in Gres=
+MOST_OF_TYPE = 999_999  #: of a type in Gres=
 
 GpuKey = tuple[str, int]
 TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
@@ -32,7 +32,7 @@ def read_gres(text: str) -> TypeCounts:
     counts: dict[str | None, int] = {}
     for entry in text.replace(":no_consume", "").split(","):
         name, *words = entry.split(":")
-        number = whole_number(words[-1], MOST_GPUS) if words else None
+        number = whole_number(words[-1], MOST_OF_TYPE) if words else None
         kind = ":".join(words if number is None else words[:-1]) or None
         if name == "gpu" and number != 0:
             counts[kind] = counts.get(kind, 0) + (1 if number is None else number)

@@ -117,3 +117,38 @@ def test_pure_modules_read_no_file_and_no_clock() -> None:
 def test_the_daemon_is_handed_its_readings() -> None:
     its = {name for name in MODULES if top(name) == "daemon"} - {"affinityd.daemon.main"}
     assert [name for name in its if any(top(it) == "discovery" for it in INSIDE[name])] == []
+
+
+#: Names that several modules still define, of audit, client, kubernetes, request, exec, the page.
+SHARED_NAMES = {
+    *("AMD", "CAUSES", "COMMON", "DEVICE_FILES", "FAILED", "FAR", "FIELDS", "FILES"),
+    *("GPU_FAMILIES", "HIDDEN", "INDEX", "KEPT", "LATE", "LEAST", "LOCALITIES", "LOST", "MIXED"),
+    *("MOST", "NAME", "NAMES", "NEAR", "NVIDIA", "NVIDIA_VISIBLE", "OFF", "OPTIONS", "OWN"),
+    *("PARAMETERS", "PAUSE", "PINNED", "POLICY", "READING", "REFUSALS", "RUNTIME", "SERVICE"),
+    *("SLINGSHOT", "STATES", "SYSTEM", "TIMEOUT", "TORCHRUN", "TYPE_CHECKING", "UNKNOWN"),
+    *("UNPINNED", "VENDORS"),
+}
+
+
+def constants(name: str) -> set[str]:
+    targets = [
+        target
+        for statement in TREES[name].body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for target in ast.walk(statement)
+    ]
+    return {
+        target.id
+        for target in targets
+        if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store)
+        if target.id.isupper() and len(target.id) > 1
+    }
+
+
+def test_a_constant_s_name_is_defined_in_one_module() -> None:
+    modules: dict[str, list[str]] = {}
+    for name in MODULES:
+        for constant in constants(name):
+            modules.setdefault(constant, []).append(name)
+    several = {constant: names for constant, names in modules.items() if len(names) > 1}
+    assert {name: several[name] for name in several.keys() - SHARED_NAMES} == {}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
-from affinityd.json_codec import MAX_NUMBER, CpuList, OneOf, decode, dumps, left_out, loads
+from affinityd.json_codec import MAX_JSON_NUMBER, CpuList, OneOf, decode, dumps, left_out, loads
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def test_documents_of_other_releases_are_read() -> None:
     assert (read.rack, read.limits, read.tags, read.cpus) == (None, None, (), frozenset())
 
 
-WHOLE, RANGE = "not a whole number", f"not a number from 0 to {MAX_NUMBER}"
+WHOLE, RANGE = "not a whole number", f"not a number from 0 to {MAX_JSON_NUMBER}"
 NAN = float("nan")
 
 

@@ -11,7 +11,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from affinityd.config import PLAN_PARAMETERS
-from affinityd.config.settings import NAMES
+from affinityd.config.settings import SETTING_NAMES
 from affinityd.discovery import gpus
 from affinityd.doctor.checks import kernel
 from affinityd.planner import WARNINGS, modes
@@ -35,7 +35,7 @@ MODE, VENDORS, HUGE_PAGES, ROW = (
         ("docs/planning.md", MODES),
         ("docs/api.md", PARAMETERS),
         ("docs/api.md", (*WARNINGS, *CAUSES)),
-        ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in NAMES]),
+        ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in SETTING_NAMES]),
         ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in PLAN_PARAMETERS]),
     ],
 )

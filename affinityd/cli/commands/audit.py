@@ -17,7 +17,7 @@ from affinityd.audit.model import Scan
 from affinityd.audit.sources import HolderSources
 from affinityd.audit.sources.nics import far_nics, nic_use
 from affinityd.audit.verdict import FAR, LOST, NEAR, ORPHAN, WAITING, verdict
-from affinityd.cli.console import give_up_stdout, wants_color
+from affinityd.cli.console import TROUBLE, give_up_stdout, wants_color
 from affinityd.cli.parser import Parser, add_format, add_settings, duration, load_settings
 from affinityd.cli.render import audit
 from affinityd.cli.target import this_machine
@@ -35,9 +35,8 @@ from affinityd.topology.nearness import MASK, REMOTE, UNPINNED
 from affinityd.topology.rdma import usable_ports
 
 #: Of the first line on a terminal, by the worst state: red, amber, green; others are bold.
-COLORS = {LOST: "31", FAR: "31", ORPHAN: "31", WAITING: "33", UNPINNED: "33", NEAR: "32"}
-TROUBLE = 2  #: exit code of every error: 1 is an answer
-EVERY = 2.0  #: seconds between two looks
+STATE_COLORS = {LOST: "31", FAR: "31", ORPHAN: "31", WAITING: "33", UNPINNED: "33", NEAR: "32"}
+WATCH_SECONDS = 2.0  #: seconds between two looks
 MEMORY_SECONDS = (
     5.0  #: for the place of memory; of processes beyond that it is said not to be known
 )
@@ -55,8 +54,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="TIME",
         type=duration,
         nargs="?",
-        const=EVERY,
-        help=f"scan again and again, every 10s or 2m (default: every {EVERY:g}s)",
+        const=WATCH_SECONDS,
+        help=f"scan again and again, every 10s or 2m (default: every {WATCH_SECONDS:g}s)",
     )
     add_format(parser, "table", "a JSON document, one line for each scan")
     parser.add_argument(
@@ -134,7 +133,7 @@ def _print(
         state = f"demo: {scan.demo}, with made-up processes: {state}"
     lines = [*map(one_line, (*table, *audit.once(said, names)))]
     if wants_color():
-        state = f"\x1b[{COLORS.get(findings[0].state, '1')}m{state}\x1b[0m"
+        state = f"\x1b[{STATE_COLORS.get(findings[0].state, '1')}m{state}\x1b[0m"
         lines = [*map(audit.colored, lines)]
     print("\n".join(["", state, *lines] if is_second else [state, *lines]), flush=True)
 

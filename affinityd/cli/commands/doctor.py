@@ -33,7 +33,7 @@ from affinityd.json_codec import dumps
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Node
 
-NVML_SECONDS = 5.0  #: that NVML may take to answer: a person waits
+ASKED_SECONDS = 5.0  #: that NVML may take to answer: a person waits
 
 #: Files of a node that has a daemon, or whose jobs ask one.
 EXPECTING = (
@@ -89,7 +89,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     machine = Machine(settings)
     maintenance = DriverMaintenance(hold=hold).reason() if machine.is_live else None
     if maintenance is None and any(CHECKS[name].nvml for name in names or CHECKS):
-        machine.query_drivers(NVML_SECONDS)
+        machine.query_drivers(ASKED_SECONDS)
     topology = machine.read()
     daemon = _daemon(settings) if machine.is_live else None
     published = daemon.published if daemon else None

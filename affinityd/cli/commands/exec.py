@@ -248,9 +248,9 @@ def parse(words: Sequence[str]) -> dict[str, str]:
         option, has_value, value = word.partition("=")
         name = OPTIONS.get(option) or SHORT.get(option)
         if name is None:
-            from affinityd.config.removed import COMMANDS  # noqa: PLC0415 - as seldom
+            from affinityd.config.removed import REMOVED_COMMANDS  # noqa: PLC0415 - as seldom
 
-            if (instead := COMMANDS.get(f"exec {option}")) is not None:
+            if (instead := REMOVED_COMMANDS.get(f"exec {option}")) is not None:
                 raise InvalidRequestError(f"{option} is removed: {instead}")
             from affinityd.request.parameters import suggestion  # noqa: PLC0415 - as seldom
 

@@ -23,7 +23,7 @@ from affinityd.kubernetes import node_plan
 from affinityd.kubernetes.node_plan import NodePlan, write_plan, write_scripts, write_settings
 from affinityd.text import count, quote
 
-NAME = "affinityd init"
+PROGRAM = "affinityd init"
 WAIT = "10"  #: seconds that a pod's start may be held up for
 SOCKET, URL = f"{config.PREFIX}SOCKET", f"{config.PREFIX}URL"
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
     else:
         gpus = count(len(plan.document.ranks), "GPU")
-        print(f"{NAME}: {folder} has the CPUs near {gpus}, from {plan.source}")
+        print(f"{PROGRAM}: {folder} has the CPUs near {gpus}, from {plan.source}")
     return 0
 
 
@@ -122,4 +122,4 @@ def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]
 
 
 def _tell(trouble: str) -> None:
-    say(f"{NAME}: {trouble}")
+    say(f"{PROGRAM}: {trouble}")

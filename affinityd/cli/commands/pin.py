@@ -79,9 +79,12 @@ def pin_targets(
 
 
 ISOLATED = "/sys/devices/system/cpu/isolated"
-MOST_LINES = 10  #: of errors
-MOST_THREADS = 5  #: that a line names
-UNASKED = {"shared_gpu", "parameter_ignored"}  #: warnings of options that this command sets itself
+SHOWN_ERRORS = 10  #: of errors
+SHOWN_THREADS = 5  #: that a line names
+OWN_WARNINGS = {
+    "shared_gpu",
+    "parameter_ignored",
+}  #: warnings of options that this command sets itself
 ON_PURPOSE = "probably pinned on purpose; --force pins it too"
 
 
@@ -117,8 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
     for line in _results(pinned, dry_run=arguments.dry_run):
         print(one_line(line))
     failures = list(_failures(pinned, process))
-    more = [f"and {len(failures) - MOST_LINES} more"] if len(failures) > MOST_LINES else []
-    for line in (*failures[:MOST_LINES], *more):
+    more = [f"and {len(failures) - SHOWN_ERRORS} more"] if len(failures) > SHOWN_ERRORS else []
+    for line in (*failures[:SHOWN_ERRORS], *more):
         say(f"affinityd pin: {line}")
     return 0 if pinned.is_complete else 1
 
@@ -151,7 +154,7 @@ def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus
     for pid, remark in used.remarks.items():
         say(f"affinityd pin: process {pid}: {remark}")
     for warning in reply.warnings:
-        if warning.code not in UNASKED:
+        if warning.code not in OWN_WARNINGS:
             say(f"affinityd: {warning.code}: {warning.message}")
     return own_cpus(process) or reply.cpus, own_cpus
 
@@ -186,8 +189,8 @@ def _results(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:
         yield f"{_label(group)} {happened} {format_list(group[0].held)}"
     for group in _groups(pinned.having(LEFT_ALONE)):
         held = frozenset().union(*(thread.held for thread in group))
-        tids = ", ".join(str(thread.tid) for thread in group[:MOST_THREADS])
-        more = " …" if len(group) > MOST_THREADS else ""
+        tids = ", ".join(str(thread.tid) for thread in group[:SHOWN_THREADS])
+        more = " …" if len(group) > SHOWN_THREADS else ""
         where = f"{would}left alone on CPUs {format_list(held)}"
         yield f"{_label(group)} {where}: {tids}{more}: {group[0].reason or ON_PURPOSE}"
 

@@ -34,9 +34,9 @@ from affinityd.topology.model import Node, Topology
 
 TABLE = "table"
 FORMS = (TABLE, *FORMATS)
-NUMBERS = {"rank", "gpu", "node", "home", "cores"}
+NUMERIC_COLUMNS = {"rank", "gpu", "node", "home", "cores"}
 NO_VERBS = "the plan has no active device of InfiniBand, RoCE or EFA"
-COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cpulist")
+PLAN_COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cpulist")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -149,7 +149,7 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
     options = reply.request.options
     allowed = format_list(reply.allowed)
     yield f"{reply.node}: {options.mode}, share={reply.plan.share}, allowed CPUs {allowed}"
-    columns = [*COLUMNS, *(["nics"] if any(reply.nics.values()) else [])]
+    columns = [*PLAN_COLUMNS, *(["nics"] if any(reply.nics.values()) else [])]
     rows = []
     for rank in reply.ranks:
         node = "?" if rank.gpu.numa_node is None else str(rank.gpu.numa_node)
@@ -160,7 +160,7 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
             ",".join(nic.port.device for nic in reply.nics[rank.gpu.key]) or "-",
         )
         rows.append(cells[: len(columns)])
-    head, *lines = aligned(columns, rows, NUMBERS)
+    head, *lines = aligned(columns, rows, NUMERIC_COLUMNS)
     yield head
     for rank, line in zip(reply.ranks, lines, strict=True):
         yield line

@@ -24,7 +24,7 @@ TOPOLOGY, PROCESSES = "topology", "processes"  #: the purpose of a call of NVML
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    add_settings(parser, settings.NAMES)
+    add_settings(parser, settings.SETTING_NAMES)
 
 
 def run(arguments: argparse.Namespace) -> int:

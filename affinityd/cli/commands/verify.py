@@ -16,7 +16,7 @@ from affinityd.audit.sources.nics import far_nics, nic_use
 from affinityd.audit.verify import Verification, by_plan, matches, with_remedy
 from affinityd.audit.waits import NOTABLE
 from affinityd.cli import target
-from affinityd.cli.console import give_up_stdout, say
+from affinityd.cli.console import TROUBLE, give_up_stdout, say
 from affinityd.cli.parser import (
     DEVICE_OPTIONS,
     Parser,
@@ -35,7 +35,6 @@ from affinityd.linux.processes import ProcessTable, Stat, since_boot
 from affinityd.linux.scheduling import TICKS, thread_time
 from affinityd.text import one_line
 
-TROUBLE = 2  #: exit code of every error: 1 is an answer
 EXIT = {True: 0, False: 1, None: TROUBLE}  #: by whether the processes are near their GPUs
 
 

@@ -22,7 +22,7 @@ from affinityd.linux.processes import ProcessTable, Stat, since_boot, stat_of
 from affinityd.linux.scheduling import pressure_of, thread_time
 from affinityd.text import count, one_line
 
-SECONDS = 5.0  #: by default
+WATCHED_SECONDS = 5.0  #: by default
 MOST_ROWS = 10  #: of threads, and of other processes
 UNCOUNTED = (
     "this kernel does not count how long threads wait: it needs CONFIG_SCHEDSTATS or "
@@ -30,7 +30,7 @@ UNCOUNTED = (
 )
 LEAST_SECONDS = 0.005  #: below it a fact is not shown
 #: Kind of another process → how the table names it.
-KINDS = {"own_threads": "the same job", "neighbor": "a neighbor", "system": "the node's"}
+CAUSE_WORDS = {"own_threads": "the same job", "neighbor": "a neighbor", "system": "the node's"}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,8 +41,8 @@ def add_arguments(parser: Parser) -> None:
         dest="seconds",
         metavar="TIME",
         type=duration,
-        default=SECONDS,
-        help=f"how long to measure, as 10s or 2m (default: {SECONDS:g}s)",
+        default=WATCHED_SECONDS,
+        help=f"how long to measure, as 10s or 2m (default: {WATCHED_SECONDS:g}s)",
     )
     add_format(parser, "table")
 
@@ -147,7 +147,7 @@ def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Itera
     if waits.runners:
         yield ""
         rows = [
-            [str(it.pid), it.name, it.owner or "", KINDS[it.kind], f"{it.ran:.2f}"]
+            [str(it.pid), it.name, it.owner or "", CAUSE_WORDS[it.kind], f"{it.ran:.2f}"]
             for it in waits.runners[:MOST_ROWS]
         ]
         columns = ("process", "name", "of", "is", "ran there")

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from affinityd.cli.console import GAP, aligned, justified
+from affinityd.cli.console import COLUMN_GAP, aligned, justified
 from affinityd.cli.parser import Parser
 from affinityd.cpuset import format_list, several
 from affinityd.errors import OutputError
@@ -28,7 +28,7 @@ from affinityd.topology.words import (
     totals,
 )
 
-WIDTH = 100  #: columns, where the last cell of a line allows it
+TREE_WIDTH = 100  #: columns, where the last cell of a line allows it
 
 #: SGR parameters (ECMA-48 §8.3.117).
 BOLD, DIM, GREEN, YELLOW, CYAN = "1", "2", "32", "33", "36"
@@ -66,7 +66,7 @@ def render(branches: Sequence[Branch], *, color: bool) -> Iterator[str]:
         for kind, alike in grouped(rows, lambda row: row.branch.kind).items()
     }
     for row in rows:
-        yield from _lines(row, f"{next(heads[row.branch.kind])}{GAP}", color=color)
+        yield from _lines(row, f"{next(heads[row.branch.kind])}{COLUMN_GAP}", color=color)
 
 
 def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
@@ -80,7 +80,7 @@ def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
 def _lines(row: _Row, head: str, *, color: bool) -> Iterator[str]:
     """Yield a row's lines; `head` is the text before its last cell."""
     name = row.branch.cells[0]
-    width = max(1, WIDTH - len(head))
+    width = max(1, TREE_WIDTH - len(head))
     cell = wrap(row.branch.cells[-1], width, break_on_hyphens=False, break_long_words=False)
     last, *wrapped = cell or [""]
     stem, rest = (paint(text, DIM, color=color) for text in (row.stem, row.rest))
@@ -90,7 +90,7 @@ def _lines(row: _Row, head: str, *, color: bool) -> Iterator[str]:
         yield rest + " " * (len(head) - len(row.rest)) + line
 
 
-PLACE, SHARE, BARE, UNPLACED, DEVICE = "place", "share", "bare", "unplaced", "device"
+PLACE, SHARED_BRANCH, BARE, UNPLACED, DEVICE = "place", "share", "bare", "unplaced", "device"
 AMOUNTS = (1, 2)  #: the columns of a place that stand to the right
 
 
@@ -132,12 +132,12 @@ def _shares(label: str, cores: Sequence[Core], of: Callable[[Core], Hashable]) -
     """Yield a line for each size of the groups of cores by `of`; none for a single group."""
     groups = sorted(grouped(cores, of).values(), key=len, reverse=True)
     if len(groups) == len(cores) > 1:
-        yield Branch(SHARE, (label, "one for each core"))
+        yield Branch(SHARED_BRANCH, (label, "one for each core"))
     elif len(groups) > 1:
         for size, same in groupby(groups, len):
             lists = [format_list(cpus_of(group)) for group in same]
-            cells = (label, f"{len(lists)} x {count(size, 'core')}", GAP.join(lists))
-            yield Branch(SHARE, cells)
+            cells = (label, f"{len(lists)} x {count(size, 'core')}", COLUMN_GAP.join(lists))
+            yield Branch(SHARED_BRANCH, cells)
 
 
 def _nodes_without_cpus(topology: Topology) -> Iterator[Branch]:
@@ -174,7 +174,7 @@ def _notes(topology: Topology, *, color: bool) -> Iterator[str]:
 
 
 #: The nearness that is worth a word, nearest first: beneath one switch, or one host bridge.
-NEAR = (PIX, PXB, PHB)
+NEAR_LINKS = (PIX, PXB, PHB)
 
 
 def _devices(topology: Topology, number: int | None) -> Iterator[Branch]:
@@ -191,7 +191,7 @@ def _devices(topology: Topology, number: int | None) -> Iterator[Branch]:
 
 
 def _near(topology: Topology, nic: Nic) -> Iterator[str]:
-    for nearness in NEAR:
+    for nearness in NEAR_LINKS:
         near = [gpu for gpu in topology.gpus if topology.nearness(gpu, nic) == nearness]
         names = [
             f"{word} {format_list(gpu.index for gpu in gpus)}"

@@ -24,12 +24,13 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from affinityd.audit.document import ALL, COUNTS
 from affinityd.cpuset import parse_list
-from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.errors import BusyError
 from affinityd.linux.cgroup import Cgroups, mask_of
 from affinityd.linux.files import present
 from affinityd.linux.processes import (
+    ROOT,
     Credentials,
     credentials,
     exists,
@@ -43,7 +44,6 @@ from affinityd.request.resolve import Caller
 log = logging.getLogger(__name__)
 
 KEY = "peer"  #: where a request's scope has the peer, among its `state`
-ROOT = 0
 
 MOST_CGROUPS = 256  #: whose cpuset files' paths are remembered
 

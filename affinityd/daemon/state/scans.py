@@ -40,9 +40,9 @@ NICENESS = 10
 
 METRICS = "metrics"  #: the name of the text with the metrics of a scan
 
-#: The documents of /audit: of all processes, and of counts alone.
-ALL, COUNTS = "all", "counts"
-PROCESSES = "processes"  #: the name of the text with a line for each process: its pid, its document
+PROCESS_LINES = (
+    "processes"  #: the name of the text with a line for each process: its pid, its document
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ScanResult:
 
     def process(self, pid: int) -> bytes | None:
         """Return the document of one process; None: the scan has no such process."""
-        lines, begin = self.texts[PROCESSES], b"\n%d " % pid
+        lines, begin = self.texts[PROCESS_LINES], b"\n%d " % pid
         place = lines.find(begin)
         if place < 0:
             return None

@@ -52,7 +52,7 @@ CODE = (
 )
 
 #: nvmlReturn_t of nvmlInit → the remedy.
-REMEDIES = {
+INIT_REMEDIES = {
     4: "ask as root, or as a user who may open /dev/nvidiactl",  # NO_PERMISSION
     9: "load the driver: modprobe nvidia",  # DRIVER_NOT_LOADED
     # LIBRARY_NOT_FOUND
@@ -204,7 +204,7 @@ def _answer(report: type[R], read: Callable[[ModuleType], R]) -> str:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         cause = f"NVML did not start: {str(error).rstrip('.')}"
-        return dumps(report(gpus=None, error=cause, remedy=REMEDIES.get(error.value)))
+        return dumps(report(gpus=None, error=cause, remedy=INIT_REMEDIES.get(error.value)))
     try:
         return dumps(read(pynvml))
     except _UncountedError as error:

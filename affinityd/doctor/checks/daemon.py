@@ -42,8 +42,8 @@ from affinityd.text import count
 from affinityd.topology.document import read_node
 from affinityd.topology.model import Node, Topology
 
-TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
-MOST_BYTES = 64 * 2**20  #: of an answer
+CLIENT_SECONDS = 1.0  #: seconds, as any client of the daemon waits
+MOST_ANSWER = 64 * 2**20  #: bytes
 PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it has this process's CPUs
 
 T = TypeVar("T")
@@ -56,13 +56,13 @@ class PlanPart:
     allowed: AllowedCpus
 
 
-def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
+def probe(path: str, timeout: float = CLIENT_SECONDS) -> DaemonFacts:
     """Return the facts of the daemon whose socket is at a path; it is queried if it answers."""
 
     def queried(target: str, read: Callable[[str], T]) -> T | None:
         deadline = time.monotonic() + timeout
         with suppress(AffinityError, ValueError):
-            text = ask_daemon.fetch(path, target, deadline, refusals=REFUSALS, most=MOST_BYTES)
+            text = ask_daemon.fetch(path, target, deadline, refusals=REFUSALS, most=MOST_ANSWER)
             return read(text)
         return None
 
@@ -135,7 +135,7 @@ def daemon(facts: NodeFacts) -> CheckResults:
 
 
 #: Variables that commands, prologs and pods read, besides the settings.
-READ = (
+READ_VARIABLES = (
     *("CHOOSE_GPU", "CONFIG", "CPUS", "DRAIN", "GPU_ORDER", "JOB_CPUS", "JOB_GPUS", "MEMORY"),
     *("MPS_DEVICES", "NICS", "THREADS", "TIMEOUT", "URL", "VERBOSE"),
 )
@@ -145,11 +145,11 @@ WRITTEN = (
     *("NEAR", "SLICE", "UNPINNED", "VISIBLE_MEMORY_NODES", "WARNINGS"),
 )
 #: Every name without a number in it.
-NAMES = (
+OUR_VARIABLES = (
     "AFFINITYD",
     *(
         f"{config.PREFIX}{name.upper()}"
-        for name in (*settings.NAMES, *config.PLAN_PARAMETERS, *READ, *WRITTEN)
+        for name in (*settings.SETTING_NAMES, *config.PLAN_PARAMETERS, *READ_VARIABLES, *WRITTEN)
     ),
 )
 RANKS = f"{config.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
@@ -164,7 +164,7 @@ def variables(facts: NodeFacts) -> CheckResults:
     """Judge the names of AFFINITYD_* variables, and of the settings file's keys."""
     for variable, where in facts.variables:
         name = variable.upper()
-        if variable in NAMES or name.startswith(RANKS):
+        if variable in OUR_VARIABLES or name.startswith(RANKS):
             continue
         if where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
             continue
@@ -173,7 +173,7 @@ def variables(facts: NodeFacts) -> CheckResults:
                 f"{variable} in {where} is removed, and ignored", removed.VARIABLES[variable]
             )
             continue
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=ALIKE)
+        near = difflib.get_close_matches(name, OUR_VARIABLES, n=1, cutoff=ALIKE)
         if near or name.startswith(config.PREFIX):
             yield warn(
                 f"{variable} in {where} is not a setting of affinityd, and is ignored",

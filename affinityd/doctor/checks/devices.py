@@ -31,7 +31,7 @@ from affinityd.text import amount, node_name
 from affinityd.topology.model import COHERENT, ON_SWITCH, SYS
 from affinityd.topology.rdma import nics_of_gpus, usable_ports
 
-ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
+ONLINE_REMEDY = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
 
 
 def gpu_numa_node(facts: NodeFacts) -> CheckResults:
@@ -73,7 +73,7 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
     else:
         yield warn(
             f"{text}, which no rank can use",
-            f"{ONLINE}; look for maxcpus= and nr_cpus= on the kernel's command line, and "
+            f"{ONLINE_REMEDY}; look for maxcpus= and nr_cpus= on the kernel's command line, and "
             "for a program that takes them offline",
             losers,
         )
@@ -120,7 +120,7 @@ COST = (
     "then no program can place memory on a GPU by numactl or mbind, and memory that the system "
     "gave does not migrate there"
 )
-LEAST = 2**30  #: bytes of other use in the memory of GPUs that are worth a line
+LEAST_OTHER_USE = 2**30  #: bytes of other use in the memory of GPUs that are worth a line
 
 
 def gpu_memory(facts: NodeFacts) -> CheckResults:
@@ -152,7 +152,7 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
             kib = read_fields(facts.tree, file, name).get(name, "").removesuffix(" kB")
             if size := 1024 * (number(kib) or 0):
                 used[node] = size
-        if sum(used.values()) >= LEAST:
+        if sum(used.values()) >= LEAST_OTHER_USE:
             yield warn(
                 f"{kind} takes {amount(sum(used.values()))} of the memory of GPUs, on "
                 f"{several('node', used)}",

@@ -149,9 +149,9 @@ def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
 
 
 #: Where a distribution sets irqbalance's environment.
-FILES = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
-IN_FILES = " or ".join(f"/{file}" for file in FILES)
-MASK = "IRQBALANCE_BANNED_CPUS"  #: of old releases; newer ones obey it too, with a warning
+IRQBALANCE_FILES = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
+IN_FILES = " or ".join(f"/{file}" for file in IRQBALANCE_FILES)
+BANNED_CPUS = "IRQBALANCE_BANNED_CPUS"  #: of old releases; newer ones obey it too, with a warning
 LIST = "IRQBALANCE_BANNED_CPULIST"
 
 
@@ -190,7 +190,8 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
         yield warn(
             f"irqbalance may use {several('CPU', cpus)}, where ranks of {named(gpus)} run, "
             f"though CPUs {format_list(facts.reserved)} are reserved",
-            f"{LIST}={ranks}, without {MASK}, in {IN_FILES}, then systemctl restart irqbalance",
+            f"{LIST}={ranks}, without {BANNED_CPUS}, in {IN_FILES}, then "
+            "systemctl restart irqbalance",
             gpus,
         )
     kept = f", and does not use {several('CPU', banned)}" if banned else ""
@@ -217,12 +218,12 @@ def _is_irqbalance(tree: Tree, pid: int) -> bool:
 def _banned(tree: Tree, pid: int) -> CpuSet:
     """Return the CPUs that it keeps off: by its environment, else by the files that set that."""
     text = tree.read(f"proc/{pid}/environ")  # only root reads another user's
-    text = text or next(filter(None, map(tree.read, FILES)), "")
+    text = text or next(filter(None, map(tree.read, IRQBALANCE_FILES)), "")
     lines = (line.partition("=") for line in text.replace("\0", "\n").split("\n"))
     settings = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
     with suppress(ValueError):
-        if settings.get(MASK):
-            return parse_mask(settings[MASK])
+        if settings.get(BANNED_CPUS):
+            return parse_mask(settings[BANNED_CPUS])
         if settings.get(LIST):
             return parse_list(settings[LIST])
     lists = (read_cpus(tree, f"{CPUS}/{name}") for name in ("isolated", "nohz_full"))

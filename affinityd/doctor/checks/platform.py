@@ -31,7 +31,7 @@ from affinityd.topology.model import LINKS, SYS, Gpu, Topology
 EXTENDED = 0x100
 ACS = 0x0D  #: the capability's number; its control register is six bytes behind
 REDIRECTS = 0x2C  #: of the register: P2P Request Redirect, Completion Redirect, Egress Control
-MOST = 480  #: capabilities that the space has room for
+MOST_CAPABILITIES = 480  #: capabilities that the space has room for
 
 
 def peer_to_peer(facts: NodeFacts) -> CheckResults:
@@ -100,7 +100,7 @@ def redirects_p2p(tree: Tree, bridge: str) -> bool | None:
         return int.from_bytes(config[offset : offset + size], "little")
 
     offset = EXTENDED
-    for _ in range(MOST):
+    for _ in range(MOST_CAPABILITIES):
         header = read(offset, 4)
         if header & 0xFFFF == ACS:
             return bool(read(offset + 6, 2) & REDIRECTS)

@@ -112,14 +112,14 @@ def test_a_node_file_with_anything_in_it_is_a_machine_or_none(
 
 
 CONFIGURED = (
-    *(f"AFFINITYD_{name.upper()}=" for name in settings.NAMES),
+    *(f"AFFINITYD_{name.upper()}=" for name in settings.SETTING_NAMES),
     *words("0-3 off 127.0.0.1:9465 [::1]:0 none # ; ' \" \\ = on root 4294967295"),
     *("\n", "a b", "export "),
 )
 CONTENT = texts(*CONFIGURED).map(lambda text: text.encode(errors="surrogatepass")) | st.binary()
 
 
-@given(CONTENT, st.dictionaries(st.sampled_from(settings.NAMES), texts(*CONFIGURED)))
+@given(CONTENT, st.dictionaries(st.sampled_from(settings.SETTING_NAMES), texts(*CONFIGURED)))
 @MANY
 def test_any_settings_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, values: dict[str, str]

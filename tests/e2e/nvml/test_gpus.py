@@ -14,7 +14,7 @@ import pytest
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
 from affinityd.discovery import nvml
 from affinityd.discovery.nvml import GpuProcesses, NvmlGpu, NvmlProcess, NvmlReport, read_report
-from affinityd.discovery.nvml.query import NO_LIST, REMEDIES, _may_run_on, _online
+from affinityd.discovery.nvml.query import INIT_REMEDIES, NO_LIST, _may_run_on, _online
 from affinityd.discovery.nvml.query import query_gpus as query
 from affinityd.errors import NVML_EXTRA
 from tests.support.daemons import PATIENCE, eventually, open_files
@@ -103,7 +103,7 @@ def test_everything_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(fa
 @pytest.mark.parametrize(
     ("failure", "error", "remedy"),
     [
-        ("InitWithFlags 9", "did not start: Driver Not Loaded", REMEDIES[9]),
+        ("InitWithFlags 9", "did not start: Driver Not Loaded", INIT_REMEDIES[9]),
         ("InitWithFlags 777", "did not start: An error that this library has no words for", None),
         ("DeviceGetCount_v2 999", "did not count the GPUs: Unknown Error", None),
         ("Shutdown crash", "crashed: Segmentation fault", None),
@@ -119,7 +119,7 @@ def test_a_report_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "libnvidia-ml.so.1").write_text("not an ELF file\n" * 100)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     error = "NVML did not start: NVML Shared Library Not Found"
-    assert query() == NvmlReport(gpus=None, error=error, remedy=REMEDIES[12])
+    assert query() == NvmlReport(gpus=None, error=error, remedy=INIT_REMEDIES[12])
     without = [folder for folder in sys.path if not Path(folder, "pynvml.py").exists()]
     monkeypatch.setattr(sys, "path", without)
     error = "NVML needs nvidia-ml-py, which is not installed"

@@ -145,7 +145,7 @@ def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_p
     lines = (DEPLOY / "affinityd.conf").read_text().splitlines()
     assignments = [line[1:] for line in lines if line.startswith("#" + config.PREFIX)]
     names = [line.split("=")[0].removeprefix(config.PREFIX).lower() for line in assignments]
-    assert set(names) == (set(settings.NAMES) - {"root", "machine"}) | OF_JOBS
+    assert set(names) == (set(settings.SETTING_NAMES) - {"root", "machine"}) | OF_JOBS
     sample, empty = tmp_path / "affinityd.conf", tmp_path / "empty.conf"
     sample.write_text("\n".join(assignments))
     empty.touch()

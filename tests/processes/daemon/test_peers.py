@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from affinityd.audit.document import ALL, COUNTS
 from affinityd.cpuset import parse_list
 from affinityd.daemon.api import peers
 from affinityd.daemon.api.peers import (
@@ -25,7 +26,6 @@ from affinityd.daemon.api.peers import (
     peer_of,
     reader_of,
 )
-from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.request.resolve import Caller
 from tests.support.child_python import said
 from tests.support.children import program

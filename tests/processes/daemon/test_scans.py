@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.document import ALL, COUNTS
 from affinityd.audit.model import Scan
 from affinityd.config.settings import Settings
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.scanning import Scanning
 from affinityd.daemon.state import scans as module
-from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, ScanChild, ScanResult, serve_scans
+from affinityd.daemon.state.scans import METRICS, ScanChild, ScanResult, serve_scans
 from affinityd.daemon.state.scans import Scan as ScanFunction
 from affinityd.errors import FatalError
 from affinityd.linux.processes import exists

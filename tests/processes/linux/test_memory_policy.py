@@ -160,7 +160,7 @@ MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "ppc64le": 0xC0000015}
 
 def test_the_numbers_of_system_calls_are_those_that_libseccomp_has() -> None:
     resolve = ctypes.CDLL("libseccomp.so.2").seccomp_syscall_resolve_name_arch
-    for machine, numbers in syscalls.NUMBERS.items():
+    for machine, numbers in syscalls.SYSCALL_NUMBERS.items():
         for call, number in numbers.items():
             token = ctypes.c_uint32(MACHINES[machine])
             assert resolve(token, call.encode()) == number, (machine, call)

@@ -13,9 +13,9 @@ from affinityd.linux.protobuf import (
     END_HEADERS,
     END_STREAM,
     GOAWAY,
-    HEADERS,
+    HEADERS_FRAME,
     RST_STREAM,
-    SETTINGS,
+    SETTINGS_FRAME,
     WINDOW_UPDATE,
 )
 from tests.support.servers import Behaviour, hanging, serving
@@ -40,8 +40,8 @@ def in_parts(data: bytes, flags: int = 0, size: int = 16000) -> bytes:
     return b"".join(frame(DATA, part, flags) for part in parts)
 
 
-BEGIN = frame(SETTINGS, stream=0) + frame(HEADERS, STATUS_OK, END_HEADERS)
-END = frame(HEADERS, STATUS_OK, END_HEADERS | END_STREAM)
+BEGIN = frame(SETTINGS_FRAME, stream=0) + frame(HEADERS_FRAME, STATUS_OK, END_HEADERS)
+END = frame(HEADERS_FRAME, STATUS_OK, END_HEADERS | END_STREAM)
 LEAVING = (1).to_bytes(4, "big") + bytes(4)  #: the last stream that it answers; NO_ERROR
 
 
@@ -57,7 +57,7 @@ def sends(data: bytes) -> Behaviour:
 
 
 UNHEARD = frame(UNKNOWN, b"x") + frame(WINDOW_UPDATE, bytes(4), 0, 0)
-CONTINUED = frame(HEADERS, STATUS_OK) + frame(CONTINUATION, b"", END_HEADERS)
+CONTINUED = frame(HEADERS_FRAME, STATUS_OK) + frame(CONTINUATION, b"", END_HEADERS)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ CONTINUED = frame(HEADERS, STATUS_OK) + frame(CONTINUATION, b"", END_HEADERS)
         BEGIN + frame(DATA, message()[:9000]) + frame(DATA, message()[9000:], END_STREAM),
         BEGIN + UNHEARD + in_parts(message()) + END,
         BEGIN + frame(DATA, b"of another", 0, 3) + in_parts(message()) + END,
-        frame(SETTINGS, stream=0) + CONTINUED + in_parts(message()) + END,
+        frame(SETTINGS_FRAME, stream=0) + CONTINUED + in_parts(message()) + END,
         BEGIN + frame(GOAWAY, LEAVING, 0, 0) + in_parts(message()) + END,
     ],
 )

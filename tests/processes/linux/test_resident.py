@@ -13,10 +13,10 @@ import pytest
 from affinityd.linux import resident
 from affinityd.linux.resident import (
     ANONYMOUS,
-    CUDA,
+    CUDA_MAPPED,
     ENOUGH,
-    FILES,
-    KINDS,
+    MAPPED,
+    MEMORY_KINDS,
     SHARED,
     ResidentMemory,
     Share,
@@ -91,7 +91,7 @@ input()
 def test_pages_are_drawn_in_proportion_to_the_resident_size_of_each_kind() -> None:
     with program(HOLDER) as holder:
         memory = resident_memory(holder.pid, Random(36))  # noqa: S311 - the same pages each time
-    sizes = {ANONYMOUS: 60, SHARED: 30, FILES: 3}
+    sizes = {ANONYMOUS: 60, SHARED: 30, MAPPED: 3}
     drawn = sum(memory.drawn.values())
     assert drawn >= ENOUGH
     for kind, mib in sizes.items():
@@ -162,7 +162,7 @@ def test_shared_anonymous_memory_is_cuda_s_where_its_driver_is_mapped() -> None:
 """
     files = {b"00:00": ANONYMOUS, b"00:01": SHARED}
     buffers, rest = (0x7F1AFA000000, 0x7F1BFA000000), (0x7F197BFFF000, 0x7F1A7C021000)
-    for seen, kind in ((maps, SHARED), (driver + maps, CUDA)):
+    for seen, kind in ((maps, SHARED), (driver + maps, CUDA_MAPPED)):
         assert mappings_in(seen, files) == [(*buffers, kind), (*rest, ANONYMOUS)]
 
 
@@ -197,7 +197,9 @@ if int(count) < 40:
         seen = [resident_memory(child.pid)]
         while child.poll() is None:
             seen.append(resident_memory(child.pid))
-    assert all(place[0] in KINDS and place[1] == 0 for memory in seen for place in memory.drawn)
+    assert all(
+        place[0] in MEMORY_KINDS and place[1] == 0 for memory in seen for place in memory.drawn
+    )
     assert any(memory.drawn for memory in seen)
 
 

@@ -10,7 +10,14 @@ from affinityd import threads
 from affinityd.audit import memory as module
 from affinityd.audit.memory import HostMemory, MemoryMeter
 from affinityd.linux.memory_policy import MemoryPolicy
-from affinityd.linux.resident import ANONYMOUS, CUDA, FILES, HUGE, SHARED, ResidentMemory
+from affinityd.linux.resident import (
+    ANONYMOUS,
+    CUDA_MAPPED,
+    HUGE,
+    MAPPED,
+    SHARED,
+    ResidentMemory,
+)
 from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN, Vicinity
 
 GIB = 2**30
@@ -33,8 +40,8 @@ def policy(name: str, *nodes: int) -> MemoryPolicy:
 
 
 PRIVATE = {(ANONYMOUS, 0): 62, (ANONYMOUS, FAR): 38}
-TOUCHED = {(ANONYMOUS, FAR): 20, (SHARED, FAR): 10, (FILES, FAR): 9, (SHARED, 0): 90}
-POOL = {(HUGE, FAR): 40, (SHARED, FAR): 20, (FILES, FAR): 20}
+TOUCHED = {(ANONYMOUS, FAR): 20, (SHARED, FAR): 10, (MAPPED, FAR): 9, (SHARED, 0): 90}
+POOL = {(HUGE, FAR): 40, (SHARED, FAR): 20, (MAPPED, FAR): 20}
 FEW = {(ANONYMOUS, 0): 63}
 NO_PLACE = Vicinity((), (), frozenset(), frozenset(), frozenset())
 SOME = 81 * GIB  #: about 38 % of 212 GiB
@@ -64,7 +71,11 @@ SOME = 81 * GIB  #: about 38 % of 212 GiB
         ("shared", POOL, {}),
         ("allocation", PRIVATE, {"allowed": frozenset({1, 3})}),
         ("late", PRIVATE, {"allowed": frozenset({0, 1})}),
-        ("late", {(CUDA, FAR): 80, (CUDA, 0): 1}, {}),  # its own: no other process wrote it
+        (
+            "late",
+            {(CUDA_MAPPED, FAR): 80, (CUDA_MAPPED, 0): 1},
+            {},
+        ),  # its own: no other process wrote it
         ("full", PRIVATE, {"refused": SOME, "room": GIB}),
         ("full", PRIVATE, {"refused": SOME, "room": 0, "placement": UNKNOWN}),
         ("unknown", PRIVATE, {"placement": UNKNOWN}),
@@ -86,7 +97,7 @@ def test_the_cause_is_the_first_that_fits(
             (66, 40, 0),
         ),
         (
-            memory({(ANONYMOUS, 0): 75, (CUDA, 0): 25}, locked={"VmPin": 3 * GIB}),
+            memory({(ANONYMOUS, 0): 75, (CUDA_MAPPED, 0): 25}, locked={"VmPin": 3 * GIB}),
             "212 GiB, near, likely pinned (VmPin 3.0 GiB, CUDA buffers 53 GiB)",
             (212, 0, 0),
         ),
@@ -109,8 +120,8 @@ MOVES, PINNED = "; migratepages 100 1 0 moves it now", "; pinned: restart it nea
     ("host", "end"),
     [
         (memory(PRIVATE), MOVES),
-        (memory({**PRIVATE, (CUDA, 0): 90, (CUDA, FAR): 30}), MOVES),
-        (memory({**PRIVATE, (CUDA, FAR): 40}), PINNED),
+        (memory({**PRIVATE, (CUDA_MAPPED, 0): 90, (CUDA_MAPPED, FAR): 30}), MOVES),
+        (memory({**PRIVATE, (CUDA_MAPPED, FAR): 40}), PINNED),
         (memory(PRIVATE, {"near": frozenset({0, 2}), "allowed": frozenset({0, 1})}), MOVES),
         (memory(PRIVATE, locked={"VmLck": 40 * GIB}), MOVES),
         (memory(PRIVATE, locked={"VmPin": 81 * GIB}), PINNED),

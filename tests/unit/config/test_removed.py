@@ -9,7 +9,7 @@ from affinityd.config import removed
 
 
 @pytest.mark.parametrize(
-    "command", [command for command in removed.COMMANDS if not command.startswith("exec ")]
+    "command", [command for command in removed.REMOVED_COMMANDS if not command.startswith("exec ")]
 )
 def test_a_removed_command_or_option_is_refused_with_what_to_use(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -18,7 +18,7 @@ def test_a_removed_command_or_option_is_refused_with_what_to_use(
     assert (name in COMMANDS) == bool(option)
     with pytest.raises(SystemExit) as ended:
         main([name, *option, "1"])
-    line = f"affinityd {command} is removed: {removed.COMMANDS[command]}\n"
+    line = f"affinityd {command} is removed: {removed.REMOVED_COMMANDS[command]}\n"
     assert (ended.value.code, capsys.readouterr().err) == (2, line)
 
 

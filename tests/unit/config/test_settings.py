@@ -10,7 +10,7 @@ import pytest
 
 from affinityd.cli import main
 from affinityd.config import PLAN_PARAMETERS, read_file
-from affinityd.config.settings import NAMES, Settings, load
+from affinityd.config.settings import SETTING_NAMES, Settings, load
 from affinityd.errors import InvalidRequestError
 from tests.support.paths import REPOSITORY
 
@@ -52,7 +52,7 @@ def test_every_line_of_the_example_is_a_setting_and_a_value_that_it_takes(source
     file = re.sub("^#(?=[A-Z])", "", example, flags=re.MULTILINE)
     assert sources.load(file=file).nri_namespaces == {"training", "serving"}
     names = {name.removeprefix("AFFINITYD_").lower() for name in read_file(str(sources.path))}
-    assert names - {*NAMES, *PLAN_PARAMETERS, "affinityd", "nics", "drain"} == set()
+    assert names - {*SETTING_NAMES, *PLAN_PARAMETERS, "affinityd", "nics", "drain"} == set()
 
 
 def test_a_machine_overrides_a_root_of_a_lesser_source(sources: Sources) -> None:
@@ -118,8 +118,8 @@ NAME = "is not a node's name; give a line of 253 characters at most"
         ("scan_interval", "0", f"--scan-interval: '0' {INTERVAL}"),
         ("job_series", "9" * 5000, f"--job-series: '{'9' * 60}…' {JOBS}"),
         ("admin_group", "no such", "--admin-group: there is no group 'no such' here"),
-        ("log_format", "xml", "--log-format: 'xml' is neither text nor json"),
-        ("nri_mount", "/run", "--nri-mount: '/run' is neither on nor off"),
+        ("log_format", "xml", "--log-format: 'xml' is not one of text, json"),
+        ("nri_mount", "/run", "--nri-mount: '/run' is not one of on, off"),
     ],
 )
 def test_a_wrong_value_is_quoted(sources: Sources, name: str, text: str, line: str) -> None:

@@ -123,7 +123,7 @@ def test_a_root_without_a_machine_is_an_error_of_one_line(
 
 @pytest.mark.parametrize(
     ("limit", "most", "complaint"),
-    [("MAX_BYTES", 8192, "larger than 8192 bytes"), ("MAX_ENTRIES", 2, "more than 2 entries")],
+    [("MAX_UNPACKED", 8192, "larger than 8192 bytes"), ("MAX_MEMBERS", 2, "more than 2 entries")],
 )
 def test_an_archive_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, complaint: str

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery.nvml import NvmlReport
-from affinityd.discovery.nvml.query import REMEDIES
+from affinityd.discovery.nvml.query import INIT_REMEDIES
 from affinityd.discovery.tree import FolderTree
 from affinityd.doctor.facts import NodeFacts
 from affinityd.topology.model import Nic, Topology
@@ -177,7 +177,11 @@ def silent(error: str, remedy: str | None = None) -> NvmlReport:
         ("nvml", SAID, "ok: NVML answers; driver 570.00"),
         ("nvml", None, "n/a: NVML was not asked"),
         ("nvml", silent("It is old"), "warn 0-1: It is old: plans are made from sysfs → modprobe"),
-        ("nvml", silent("No library", REMEDIES[12]), "warn 0-1: No library: plans → libnvidia"),
+        (
+            "nvml",
+            silent("No library", INIT_REMEDIES[12]),
+            "warn 0-1: No library: plans → libnvidia",
+        ),
         ("nvml", LOST, f"fail 0: GPU 0 ({GPU_0}): NVML says GPU is lost → NVRM: Xid"),
         ("persistence", ON, "ok: persistence mode of GPUs 0-1 is on"),
         ("persistence", OFF, "warn 0-1: of GPUs 0-1 is off → enable --now nvidia-persistenced"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.doctor.checks.daemon import (
-    NAMES,
+    OUR_VARIABLES,
     RANKS,
     callers,
     published_node,
@@ -170,4 +170,4 @@ def test_every_variable_that_this_project_names_is_known() -> None:
     texts = [path.read_text() for path in pages if path.suffix not in {".pyc", ".xz"}]
     named = set(re.findall(r"\bAFFINITYD_[A-Z_]*[A-Z]\b", "".join(texts)))
     assert len(named) > 30
-    assert named - {*NAMES, "AFFINITYD_NAME", RANKS.rstrip("_")} == set()
+    assert named - {*OUR_VARIABLES, "AFFINITYD_NAME", RANKS.rstrip("_")} == set()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
 from affinityd.errors import InvalidRequestError, UnsatisfiableError
-from affinityd.planner.choose import FARTHEST, OWN, choose_gpus
+from affinityd.planner.choose import FARTHEST, OWN_DISTANCE, choose_gpus
 from affinityd.topology.model import Gpu, Topology
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines, subsets
@@ -29,7 +29,7 @@ def distances(
         for gpu in gpus:
             total = 0
             for core in topology.cores:
-                apart = OWN
+                apart = OWN_DISTANCE
                 if gpu.numa_node not in {None, core.node}:
                     known = topology.node_of[gpu.numa_node].distances
                     apart = FARTHEST if core.node is None else known.get(core.node, FARTHEST)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.slurm.commands import (
-    FAILED,
+    SLURMD_FAILED,
     GresEntry,
     LocalSlurm,
     SlurmdGres,
@@ -125,7 +125,7 @@ OTHERS = f"""\
     ("text", "messages"),
     [
         (f"slurmd: {KEY}\nslurmd: {LINE}\nslurmd: {FATAL}\n", (KEY, LINE, FATAL)),
-        ("", (FAILED,)),
+        ("", (SLURMD_FAILED,)),
         (f"slurmd: {EXTRA}\n" * 2, (EXTRA,)),
         (OTHERS, ()),
     ],

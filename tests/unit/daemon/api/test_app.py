@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from affinityd.audit.document import AuditDocument, WholeProcessDocument
+from affinityd.audit.document import ALL, COUNTS, AuditDocument, WholeProcessDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import peers, plan
 from affinityd.daemon.api.app import MOST_IN_TURN, whole_app
 from affinityd.daemon.api.peers import KEY, Callers, Peer, reader_of
 from affinityd.daemon.api.state import ApiState
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.linux.processes import Credentials
 from affinityd.request.resolve import Reply
