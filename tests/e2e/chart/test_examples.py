@@ -14,6 +14,7 @@ from tests.support.paths import REPOSITORY
 FOLDER = REPOSITORY / "deploy" / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 NAMED = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+EVICTABLE = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 URL = "http://affinityd.affinityd:9466"
 
 
@@ -24,6 +25,16 @@ def documents(path: Path) -> list[Object]:
 @NAMED
 def test_kubernetes_knows_every_field(path: Path) -> None:
     validate(documents(path), OLDEST, NEWEST)
+
+
+@NAMED
+def test_no_volume_keeps_the_cluster_autoscaler_from_removing_the_node(path: Path) -> None:
+    """Those that are local keep it, but for memory and what the annotation names."""
+    for pod in [it for it in documents(path) if it["kind"] == "Pod"]:
+        named = pod["metadata"].get("annotations", {}).get(EVICTABLE, "").split(",")
+        for volume in pod["spec"]["volumes"]:
+            is_memory = volume.get("emptyDir", {}).get("medium") == "Memory"
+            assert is_memory or volume["name"] in named
 
 
 def test_the_restricted_pod_asks_a_release_in_a_namespace_of_its_name() -> None:
@@ -155,7 +166,7 @@ def test_both_policies_choose_the_same_pods() -> None:
 
 
 def test_a_pod_that_has_it_is_left_alone_by_both() -> None:
-    _, names, mounts = ASKED["all"]
+    *_, names, mounts = ASKED["all"]
     taken = {*names["value"], *mounts["value"]}
     assert {names["operator"], mounts["operator"]} == {"AllNotIn"}
     assert quoted(CONDITIONS["has-nothing-of-it"]) == taken

@@ -17,6 +17,7 @@ from tests.support.tiny import BOTH, FAR, NEAR
 
 pytestmark = needs_cpuset
 
+EVICTABLE = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 POOL, EXCLUSIVE = NEAR, FAR  #: kubelet's own and the shared ones; the rest
 
 
@@ -171,4 +172,47 @@ def test_the_admission_policy_has_a_pod_placed(without_static: Cluster, standard
         spec = made.now["spec"]
         by_folder = any("hostPath" in volume for volume in spec["volumes"])
         assert by_folder == (standard == "privileged")
+        assert by_folder == (
+            made.now["metadata"].get("annotations", {}).get(EVICTABLE) == "affinityd"
+        )
         assert made.now["status"]["qosClass"] == "Guaranteed"
+
+
+GPU = {"nvidia.com/gpu": "1"}
+SMALL = {"cpu": "150m", "memory": "96Mi"}
+
+
+def asking(**spec: Any) -> dict[str, Any]:  # noqa: ANN401 - a document
+    """Return a pod whose one container asks for a GPU, unless `spec` has others."""
+    amounts = {**SMALL, **GPU}
+    app = {"name": "app", "image": "app", "command": ["train"], "resources": {"limits": amounts}}
+    about = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "asking"}}
+    return {**about, "spec": {"containers": [app], **spec}}
+
+
+def test_the_admission_policy_leaves_pods_that_it_could_break(without_static: Cluster) -> None:
+    policy = FOLDER / "policies/mutating-admission-policy.yaml"
+    without_static.run(f"kubectl apply --filename {policy}")
+    into = namespace(without_static, "privileged", affinityd="on", size="small")
+    limits = {"limits": [{"type": "Pod", "max": SMALL}]}
+    about = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "a", "namespace": into}}
+    without_static.apply({**about, "spec": limits})
+
+    def init_containers(pod: dict[str, Any]) -> list[Any]:
+        pod["metadata"]["namespace"] = into
+        made: list[Any] = changed(without_static, pod)["spec"].get("initContainers", [])
+        return made
+
+    eventually(lambda: init_containers(asking()), "the policy is known, and a small pod has room")
+    assert init_containers(asking(os={"name": "windows"})) == []
+    assert init_containers(asking(resources={"limits": SMALL})) == []
+    plain = {
+        "name": "app",
+        "image": "app",
+        "resources": {"limits": {"cpu": "10m", "memory": "8Mi"}},
+    }
+    sidecar = {**asking()["spec"]["containers"][0], "name": "sidecar", "restartPolicy": "Always"}
+    sidecar["resources"] = {"limits": {"cpu": "10m", "memory": "8Mi", **GPU}}
+    ours, theirs = init_containers(asking(containers=[plain], initContainers=[sidecar]))
+    assert (ours["name"], theirs["command"]) == ("affinity", ["/affinity/run", "train"])
+    assert "/affinity" in [mount["mountPath"] for mount in theirs["volumeMounts"]]
