@@ -1,5 +1,7 @@
 """Every option of the chart: what it changes, and what holds whatever is chosen."""
 
+import json
+
 import pytest
 
 from tests.e2e.chart import rendering
@@ -45,10 +47,11 @@ def test_objects_have_the_label_and_namespace_of_the_release(option: str) -> Non
 def test_the_chart_s_test_runs_beside_a_daemon(option: str) -> None:
     tests = [it for it in objects(option).values() if it["kind"] == "Pod"]
     for test in tests:
-        for part in ("nodeSelector", "affinity", "tolerations", "serviceAccountName"):
+        for part in ("tolerations", "serviceAccountName"):
             assert test["spec"].get(part) == pod(option).get(part)
         selected = daemon_set(option)["spec"]["selector"]["matchLabels"]
         assert not selected.items() <= test["metadata"]["labels"].items()
+        assert json.dumps(selected) in json.dumps(test["spec"]["affinity"])
     assert bool(tests) == (option != "socket-only")
 
 

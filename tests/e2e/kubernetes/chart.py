@@ -85,12 +85,17 @@ def named(chart: Chart) -> Iterator[None]:
     run = chart.cluster.run
     service = chart.cluster.get("service", "affinityd", "-n", chart.namespace)
     address, name = service["spec"]["clusterIP"], f"affinityd.{chart.namespace}"
-    rule = f"PREROUTING -d {address} -p tcp --dport {PORT} -j DNAT --to {_endpoint(chart)}:{PORT}"
+    endpoint = _endpoint(chart)
+    names = f"--host-record={name},{address}"
+    if endpoint:
+        names += f" --host-record=affinityd-metrics.{chart.namespace},{endpoint}"
+    to = f"{endpoint or DNS}:{PORT}"  # nothing listens there
+    rule = f"PREROUTING -d {address} -p tcp --dport {PORT} -j DNAT --to {to}"
     run(f"sysctl -qw net.ipv4.ip_forward=1; ip address add {DNS}/32 dev lo")
     run(f"iptables -t nat -A {rule}")
     resolver = (
         f"dnsmasq --keep-in-foreground --conf-file=/dev/null --pid-file= --user=root --no-hosts "
-        f"--no-resolv --bind-interfaces --listen-address={DNS} --host-record={name},{address}"
+        f"--no-resolv --bind-interfaces --listen-address={DNS} {names}"
     )
     command = [*chart.cluster.network, *shlex.split(resolver)]
     with subprocess.Popen(command) as process:
@@ -105,9 +110,11 @@ def named(chart: Chart) -> Iterator[None]:
 
 
 def _endpoint(chart: Chart) -> str:
-    """Return the address to which kube-proxy would send what comes for the Service."""
+    """Return the address to which kube-proxy would send what comes for the Service; empty: none."""
     label = "kubernetes.io/service-name=affinityd"
     (part,) = chart.cluster.get("endpointslices", "-n", chart.namespace, "-l", label)["items"]
+    if not part.get("endpoints"):
+        return ""
     (endpoint,) = part["endpoints"]
     (address,) = endpoint["addresses"]
     assert endpoint["conditions"]["ready"]

@@ -100,12 +100,16 @@ def test_an_upgrade_turns_the_audit_on(chart: Chart, values: Mapping[str, Any], 
     assert {pid: mask_of(pid) for pid in job.pids} == before
 
 
-def test_a_job_starts_while_its_daemon_is_replaced(chart: Chart) -> None:
+def test_a_job_starts_while_no_node_is_chosen_and_helm_test_says_so(chart: Chart) -> None:
     job = Job(chart.cluster, "meanwhile")
     job.start(held=True)
     job.wait_for("hold")
     chart.cluster.run(f"kubectl label node {NODE} {LABEL.split('=')[0]}-")
     eventually(lambda: not chart.pods(), "the daemon has gone")
+    with named(chart):
+        status, printed = helm_test(chart)
+    assert (status, printed.partition(";")[0]) == (1, "no daemon is ready")
+    assert "no node has any of the labels in gpuNodeLabels" in printed
     job.go()
     assert job.says() == {ALONE, PINNED}
     late = Job(chart.cluster, "late")

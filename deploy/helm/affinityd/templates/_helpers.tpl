@@ -88,40 +88,6 @@ seccompProfile:
   type: RuntimeDefault
 {{- end }}
 
-{{- /* The nodes of the daemon, and so those on which a pod has one. */}}
-{{- define "affinityd.placement" -}}
-{{- with .Values.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- if or .Values.gpuNodeLabels .Values.affinity }}
-affinity:
-  {{- with .Values.gpuNodeLabels }}
-  nodeAffinity:
-    requiredDuringSchedulingIgnoredDuringExecution:
-      nodeSelectorTerms:
-        {{- range . }}
-        {{- $label := splitn "=" 2 . }}
-        - matchExpressions:
-            - key: {{ $label._0 | quote }}
-              {{- if contains "=" . }}
-              operator: In
-              values: [{{ $label._1 | quote }}]
-              {{- else }}
-              operator: Exists
-              {{- end }}
-        {{- end }}
-  {{- end }}
-  {{- with .Values.affinity }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- end }}
-{{- with .Values.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end }}
-
 {{- /* The class that brings NVML; empty: the cluster's default. */}}
 {{- define "affinityd.runtimeClassName" -}}
 {{- .Values.runtimeClassName | default (ternary .Values.audit.runtimeClassName "" .Values.audit.enabled) }}
