@@ -34,6 +34,12 @@ def test_the_notes_say_which_values_are_removed() -> None:
     assert "Removed, and ignored" not in notes_of("default")
 
 
+def test_the_notes_say_who_may_read_the_names_of_pods() -> None:
+    caution = "Every pod of the cluster can read at port 9465 which pods run here"
+    assert caution in notes_of("audit")
+    assert caution not in notes_of("everything")  # it has a NetworkPolicy
+
+
 def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: Path) -> None:
     assert helm("package", str(CHART), f"--destination={tmp_path}").returncode == 0
     package = tmp_path / f"affinityd-{__version__}.tgz"

@@ -136,11 +136,11 @@ def test_policies(site: Site) -> None:
         "{apiVersion: v1, kind: Pod, metadata: {name: changed}, spec: {containers: [{name: app, "
         "image: app, command: [train], resources: {limits: {nvidia.com/gpu: 1}}}]}}"
     )
-    apply, label = lines("kubernetes-policies", 0)
+    apply, label = lines("kubernetes-pods", 0)
     site.run("kubectl create namespace team-a", apply, label)
 
     def is_changed() -> bool:
-        made = site.run(*lines("kubernetes-policies", 1))
+        made = site.run(*lines("kubernetes-pods", 1))
         return "- /affinity/run" in made and "path: /run/affinityd" in made
 
     eventually(is_changed, "the policy is in effect")
