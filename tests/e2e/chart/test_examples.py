@@ -1,5 +1,6 @@
 """The example manifests: their fields, what they may, and what they say of their cpusets."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -35,6 +36,27 @@ def test_no_volume_keeps_the_cluster_autoscaler_from_removing_the_node(path: Pat
         for volume in pod["spec"]["volumes"]:
             is_memory = volume.get("emptyDir", {}).get("medium") == "Memory"
             assert is_memory or volume["name"] in named
+
+
+def pod_specs(value: object) -> Iterator[Mapping[str, Any]]:
+    """Yield the specs of pods in a document of any kind."""
+    for part in value.values() if isinstance(value, dict) else ():
+        if isinstance(part, dict) and "containers" in part:
+            yield part
+        yield from pod_specs(part)
+    for part in value if isinstance(value, list) else ():
+        yield from pod_specs(part)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("nri/*.yaml")), ids=lambda path: path.stem)
+def test_pods_that_others_make_are_placed_by_their_label(path: Path) -> None:
+    (document,) = documents(path)
+    pods = [{"apiVersion": "v1", "kind": "Pod", "spec": spec} for spec in pod_specs(document)]
+    validate([{**pod, "metadata": {"name": "a"}} for pod in pods], OLDEST, NEWEST)
+    text = json.dumps(document)
+    asking = sum("nvidia.com/gpu" in json.dumps(pod) for pod in pods) if pods else 1
+    assert text.count('{"affinityd": "on"}') == asking
+    assert "/affinity" not in text
 
 
 def test_the_restricted_pod_asks_a_release_in_a_namespace_of_its_name() -> None:
