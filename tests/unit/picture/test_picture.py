@@ -120,10 +120,10 @@ def test_a_plan_is_marked_on_its_cpus_and_cores(mode: str) -> None:
 
 
 def test_the_readmes_picture_is_current() -> None:
-    """Remake it with `affinityd plan --machine dgx-a100 --svg docs/dgx-a100.svg`."""
+    """Remake it with `affinityd plan --machine dgx-a100 --svg docs/pictures/plan.svg`."""
     topology = machine("dgx-a100")
     drawn = draw(topology, marks_of(planned(topology), frozenset()))
-    assert (REPOSITORY / "docs/dgx-a100.svg").read_text(encoding="utf-8") == drawn
+    assert (REPOSITORY / "docs/pictures/plan.svg").read_text(encoding="utf-8") == drawn
 
 
 def test_hostile_names_are_escaped() -> None:
