@@ -71,6 +71,14 @@ def group(text: str) -> int:
         ) from None
 
 
+def namespaces(text: str) -> Mapping[str, Mapping[str, str]]:
+    """Read namespaces, separated by commas, each with its choices, like `a,b mode=socket`."""
+    parts = [part.split() for part in text.split(",")]
+    return {
+        words[0]: dict(word.partition("=")[::2] for word in words[1:]) for words in parts if words
+    }
+
+
 class Setting(NamedTuple):
     """How a setting is read, and its help."""
 
@@ -152,11 +160,17 @@ class Settings:
         "the container runtime's NRI socket: adjust containers with GPUs (default: off)",
         unless(config.OFF, str),
     )
-    nri_namespaces: frozenset[str] = _setting(
-        frozenset(),
-        "NAMES",
-        "the namespaces of these containers, or * (default: pods with a label)",
-        lambda text: frozenset(name.strip() for name in text.split(",") if name.strip()),
+    #: Each with the choices that its pods have by default, by name.
+    nri_namespaces: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict,
+        metadata={
+            "setting": Setting(
+                "NAMES",
+                "the namespaces of these containers, or *, each with choices, like a,b "
+                "mode=socket (default: pods with a label)",
+                namespaces,
+            )
+        },
     )
     nri_mount: bool = _setting(
         False,  # noqa: FBT003

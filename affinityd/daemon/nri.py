@@ -39,12 +39,11 @@ from affinityd.kubernetes.nri.adjust import (
     PINNED,
     UNKNOWN,
     Adjustment,
-    Rules,
     adjust,
-    chosen,
     granted,
     hides_gpus,
 )
+from affinityd.kubernetes.nri.choices import Choices, Rules, choices_of, read_choices
 from affinityd.kubernetes.nri.messages import Container, Pod
 from affinityd.kubernetes.pods import devices
 from affinityd.linux.cgroup import cpuset_at
@@ -71,16 +70,21 @@ class NriPlugin:
     ) -> None:
         """Take the runtime's socket and the rules, and the source of the node.
 
-        `read_again` has the machine read soon: for a GPU that it has not.
+        `read_again` has the machine read soon: for a GPU that it has not. Raises
+        InvalidRequestError for choices of a namespace that have no meaning.
         """
         self._socket = settings.nri or ""
         self._kubelet = settings.pod_resources
         self._service = service
         self._read_again = read_again
+        default = Choices(nics=config.variables().get(NICS, ""))
         self._rules = Rules(
-            namespaces=settings.nri_namespaces,
+            namespaces={
+                name: read_choices(texts, default, f"the namespace {name}: ")
+                for name, texts in settings.nri_namespaces.items()
+            },
+            default=default,
             folder=str(Path(settings.socket).absolute().parent) if settings.nri_mount else None,
-            nics=config.variables().get(NICS, ""),
             verbs=verbs_files,
             without_request=settings.nri_without_request,
         )
@@ -159,7 +163,8 @@ class NriPlugin:
         self.names[container.id] = pod.namespace, pod.name, container.name
         made = self._adjusted(pod, container)
         self._note(pod, container, made)
-        return messages.adjusted(made.environment, made.folder, format_list(made.cpus))
+        cpus, memory_nodes = format_list(made.cpus), format_list(made.memory_nodes)
+        return messages.adjusted(made.environment, made.folder, cpus, memory_nodes)
 
     def _update_container(self, request: bytes) -> bytes:
         """Return an UpdateContainerResponse: the CPUs of one that was resized."""
@@ -267,14 +272,24 @@ class NriPlugin:
             gpus = granted(container)
             if not gpus and not (self._kubelet and hides_gpus(container)):
                 return Adjustment(NO_GPU)
-            if not chosen(pod, self._rules):
+            choices = choices_of(pod, self._rules)
+            if choices is None:
                 return Adjustment(NOT_CHOSEN)
             node = self._service.node
             gpus = gpus or self._granted_by_kubelet(node.topology, pod, container)
             if not gpus:
                 return Adjustment(NO_GPU)
-            within = self._within(pod, container)
-            made = adjust(node, pod, container, self._rules, gpus, within=within, runs=runs)
+            made = adjust(
+                node,
+                pod,
+                container,
+                self._rules,
+                choices=choices,
+                granted=gpus,
+                within=self._within(pod, container),
+                memory=cpuset_at(pod.cgroup, kind="mems") if choices.binds_memory else None,
+                runs=runs,
+            )
             if made.outcome == LEFT:
                 log.info("container %s: %s", name, made.note)
             return replace(made, note=made.note and f"container {name}: {made.note}")

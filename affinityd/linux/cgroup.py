@@ -145,10 +145,11 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     return Cgroups.of(pid, root).cpuset
 
 
-def cpuset_at(path: str, root: str = "/") -> CpuSet | None:
+def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
     """Return the CPUs that a cgroup of the node allows, by its path, or its name as a slice.
 
-    None where no whole hierarchy with a cpuset is mounted here, or has no such cgroup.
+    `kind`: mems for its NUMA nodes. None where no whole hierarchy with a cpuset is mounted here, or
+    has no such cgroup.
     """
     if path.endswith(SLICE_SUFFIX) and "/" not in path:
         parts = path.removesuffix(SLICE_SUFFIX).split("-")
@@ -160,7 +161,7 @@ def cpuset_at(path: str, root: str = "/") -> CpuSet | None:
             is_there = is_whole and path and os.path.isdir(point + path)  # noqa: PTH112 - no pathlib
             for folder in _upwards(point, path) if is_there else ():
                 for file in files:
-                    if numbers := cpus_listed_in(f"{folder}/{file}"):
+                    if numbers := cpus_listed_in(f"{folder}/{file.replace('cpus', kind)}"):
                         return numbers
     return None
 

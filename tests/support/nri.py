@@ -36,15 +36,17 @@ def created(
     devices: Sequence[str] = ("/dev/nvidia0",),
     mounts: Sequence[str] = ("/proc",),
     annotations: Mapping[str, str] | None = None,
+    pod_annotations: Mapping[str, str] | None = None,
     shares: int = 1024,
     quota: int = 0,
     cpus: str = "",
+    mems: str = "",
     cgroup: str = "",
 ) -> bytes:
     parent = wire.field(8, wire.field(3, cgroup))
     names = wire.field(1, f"pod-{number}") + wire.field(2, "job") + wire.field(4, namespace)
-    pod = names + pairs(5, labels or {}) + parent
-    cpu = wire.field(1, wire.field(1, shares)) + wire.field(6, cpus)
+    pod = names + pairs(5, labels or {}) + pairs(6, pod_annotations or {}) + parent
+    cpu = wire.field(1, wire.field(1, shares)) + wire.field(6, cpus) + wire.field(7, mems)
     if quota:
         cpu += wire.field(2, wire.field(1, quota)) + wire.field(3, wire.field(1, 100000))
     files = b"".join(wire.field(2, wire.field(1, it)) for it in devices)
@@ -80,6 +82,7 @@ class Given:
     cpus: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[tuple[str, str], ...] = ()  #: source and destination
+    memory_nodes: str = ""
 
 
 def given(response: bytes) -> Given:
@@ -89,6 +92,7 @@ def given(response: bytes) -> Given:
         text(cpu, 6),
         {text(it, 1): text(it, 2) for it in messages(adjust, 4)},
         tuple((text(it, 3), text(it, 1)) for it in messages(adjust, 3)),
+        text(cpu, 7),
     )
 
 

@@ -11,13 +11,14 @@ Sources: NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; its k8s-device-plug
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from affinityd import config
 from affinityd.client.apply import NICS, nic_libraries
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
+from affinityd.kubernetes.nri.choices import KEEP, Choices, Rules
 from affinityd.kubernetes.nri.messages import CPU_SHARES, MOUNT_POINT, Container, Pod
 from affinityd.planner import Options
 from affinityd.request.environment import JOB_CPUS, NIC_VARIABLES, nic_value
@@ -105,9 +106,6 @@ def _by_variables(container: Container) -> Iterator[list[str]]:
     yield ascend.split(",") if INDICES.fullmatch(ascend) else []
 
 
-LABEL = "affinityd"  #: of a pod: on, observe or off, before the list of namespaces
-ANY = "*"  #: in that list: every namespace
-
 #: The outcomes of requests.
 PINNED, KEPT, OBSERVED, OFF = "pinned", "kept", "observed", "off"
 LEFT = "left"  #: it runs, and its spec lists no device file of its GPUs
@@ -115,22 +113,8 @@ NOT_CHOSEN, NO_GPU, UNKNOWN = "not_chosen", "no_gpu", "unknown"
 FAILED = "failed"
 OUTCOMES = (PINNED, KEPT, OBSERVED, OFF, LEFT, NOT_CHOSEN, NO_GPU, UNKNOWN, FAILED)
 
-SYSTEM = "kube-system"  #: a namespace that * does not name
 #: Device files that only a privileged container has: it has every other one, too.
 PRIVILEGED = frozenset(("/dev/mem", "/dev/kmsg"))
-SHARE, KEEP = "share", "keep"  #: the CPUs of a container without a CPU request
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The settings of the plugin."""
-
-    namespaces: frozenset[str]
-    folder: str | None = None  #: of the daemon's socket, on the node; None: it is not mounted
-    nics: str = ""  #: libraries that are told the NICs near a GPU, like `ucx,nccl`
-    without_request: str = SHARE  #: the CPUs of a container without a CPU request
-    #: Returns the files in /dev/infiniband of an RDMA device.
-    verbs: Callable[[str], Collection[str]] = lambda _device: ()
 
 
 @dataclass(frozen=True)
@@ -141,24 +125,9 @@ class Adjustment:
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None  #: of the node, mounted read only; None: none is
     cpus: CpuSet = frozenset()  #: its cpuset; empty: as it is
+    memory_nodes: CpuSet = frozenset()  #: of its cpuset; empty: as they are
     note: str = ""  #: for the log; empty: the container is not worth a line
     locality: str = ""  #: of its CPUs, one of `nearness.PLACEMENTS`
-
-
-def chosen(pod: Pod, rules: Rules) -> bool:
-    """Whether a pod's containers may be adjusted: by its label, else by its namespace.
-
-    Raises InvalidRequestError for a label that is no switch.
-    """
-    if (label := pod.labels.get(LABEL)) is not None:
-        return config.read_switch(label, f"the label {LABEL}") != config.OFF
-    return _is_listed(pod, rules)
-
-
-def _is_listed(pod: Pod, rules: Rules) -> bool:
-    return pod.namespace in rules.namespaces or (
-        ANY in rules.namespaces and pod.namespace != SYSTEM
-    )
 
 
 def adjust(
@@ -166,20 +135,23 @@ def adjust(
     pod: Pod,
     container: Container,
     rules: Rules,
-    granted: str,
     *,
+    choices: Choices,
+    granted: str,
     within: CpuSet | None,
+    memory: CpuSet | None = None,
     runs: bool = False,
 ) -> Adjustment:
     """Return the changes to a container with these GPUs.
 
-    `within`: the CPUs that its pod may use, None if they are not known. `runs`: it runs already.
+    `within` and `memory`: the CPUs and the NUMA nodes that its pod may use, None if they are not
+    known. `runs`: it runs already.
     Raises AffinityError where no plan can be made: for a GPU that this node has not, or if no CPU
     is allowed.
     """
     word = config.least_switch(
         node.switch,
-        config.read_switch_or_off(pod.labels.get(LABEL, "")),
+        choices.switch,
         config.read_switch_or_off(container.environment.get(config.SWITCH, "")),
     )
     if word == config.OFF:
@@ -188,7 +160,7 @@ def adjust(
     # A cpuset is another's: of kubelet's static policy, which gives every container one.
     is_taken, cpuset = bool(container.cpus), parse_list(container.cpus)
     usable = within if not is_taken else cpuset if within is None else cpuset & within
-    reply = _planned(node, container, granted, usable)
+    reply = _planned(node, container, choices.options, granted, usable)
     if any(rank.locality == UNKNOWN for rank in reply.ranks):
         note = "it stays, since the NUMA node of a GPU is not known"
         return Adjustment(UNKNOWN, note=note, locality=UNKNOWN)
@@ -208,23 +180,28 @@ def adjust(
         return Adjustment(LEFT, note=note, locality=place)
     environment = {
         **_facts(node, container, reply, reply.cpus if pins else before),
-        **_nics(container, reply, rules),
+        **_nics(container, reply, choices.nics, rules),
     }
     if pins:
         cpus = format_list(reply.cpus)
         environment |= {"AFFINITYD_CPULIST": cpus, "AFFINITYD_ALLOWED": cpus}
         environment["AFFINITYD_LOCALITY"] = reply.locality
+    nodes = frozenset(rank.memory_node for rank in reply.ranks if rank.memory_node is not None)
+    binds = choices.binds_memory and not container.memory_nodes and nodes <= (memory or set())
     return Adjustment(
         PINNED if pins else KEPT,
         _unset(container, environment),
         folder=_folder(pod, container, rules),
         cpus=reply.cpus if pins else frozenset(),
+        memory_nodes=nodes if binds else frozenset(),
         note=f"{where}, of {len(before)}" if pins else f"its CPUs stay ({place})",
         locality=reply.locality if pins else place,
     )
 
 
-def _planned(node: Node, container: Container, granted: str, within: CpuSet | None) -> Reply:
+def _planned(
+    node: Node, container: Container, options: Options, granted: str, within: CpuSet | None
+) -> Reply:
     """Return the plan, all CPUs near its GPUs, and others if it asked for more.
 
     More than near ones also if these are too few for all containers with GPUs there. A container
@@ -237,9 +214,11 @@ def _planned(node: Node, container: Container, granted: str, within: CpuSet | No
     # The containers of the other GPUs there may have requested as much for each.
     others = sum(near_nodes(node.topology, gpu) in near for gpu in node.topology.gpus)
     together = -(-container.shares * others // (CPU_SHARES * gpus)) if gpus else 0
-    part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
+    part = 0  # a mode that was chosen says it
+    if options.mode == "node":
+        part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
     each = -(-max(container.asked or part, together) // len(ranks)) if gpus else 0
-    return answer(node, Request(task, options=Options(mode="node", cpus=each or None)))
+    return answer(node, Request(task, options=replace(options, cpus=each or None)))
 
 
 def _unset(container: Container, environment: Mapping[str, str]) -> dict[str, str]:
@@ -263,7 +242,7 @@ def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict
     return {name: text for name, text in facts.items() if text}
 
 
-def _nics(container: Container, reply: Reply, rules: Rules) -> dict[str, str]:
+def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[str, str]:
     """Return the variables of libraries, where the container is one rank's.
 
     Only devices are named that the container can open.
@@ -271,7 +250,7 @@ def _nics(container: Container, reply: Reply, rules: Rules) -> dict[str, str]:
     files = {path.removeprefix("/dev/infiniband/") for path in container.devices}
     ports = [port for port in reply.rdma if files & {*rules.verbs(port.partition(":")[0])}]
     try:
-        names = nic_libraries(container.environment.get(NICS, rules.nics) or "none")
+        names = nic_libraries(container.environment.get(NICS, nics) or "none")
     except InvalidRequestError:
         return {}
     if len(reply.ranks) != 1 or not ports or not names:
@@ -287,7 +266,7 @@ def _folder(pod: Pod, container: Container, rules: Rules) -> str | None:
     mounted something itself.
     """
     taken = any(_overlap(MOUNT_POINT, path.rstrip("/")) for path in container.mounts)
-    return rules.folder if _is_listed(pod, rules) and not taken else None
+    return rules.folder if rules.of_namespace(pod.namespace) and not taken else None
 
 
 def _overlap(folder: str, other: str) -> bool:

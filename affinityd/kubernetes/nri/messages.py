@@ -32,6 +32,7 @@ class Pod:
     namespace: str
     name: str
     labels: Mapping[str, str]
+    annotations: Mapping[str, str]
     cgroup: str  #: the parent of its containers'; of systemd only the last part, a slice
 
 
@@ -50,6 +51,7 @@ class Container:
     shares: int  #: of a CPU that it requested, CPU_SHARES each; 0: it requested none
     limit: int | None  #: CPUs, rounded up
     cpus: str  #: its cpuset; empty: the runtime sets none
+    memory_nodes: str  #: of its cpuset
     is_stopped: bool = False
 
     @property
@@ -100,6 +102,7 @@ def _pod(pod: Message) -> Pod:
         namespace=text(pod, 4),
         name=text(pod, 2),
         labels=_mapping(pod, 5),
+        annotations=_mapping(pod, 6),
         cgroup=text(embedded(pod, 8), 3),
     )
 
@@ -127,6 +130,7 @@ def _resources(resources: Message) -> dict[str, Any]:
         "shares": shares if shares > LEAST_SHARES else 0,
         "limit": -(-quota // period) if 0 < quota < UNLIMITED and period else None,
         "cpus": text(cpu, 6),
+        "memory_nodes": text(cpu, 7),
     }
 
 
@@ -134,11 +138,14 @@ def _mapping(message: Message, number: int) -> dict[str, str]:
     return {text(pair, 1): text(pair, 2) for pair in messages(message, number)}
 
 
-def adjusted(environment: Mapping[str, str], folder: str | None, cpus: str) -> bytes:
+def adjusted(
+    environment: Mapping[str, str], folder: str | None, cpus: str, memory_nodes: str = ""
+) -> bytes:
     """Return a CreateContainerResponse: variables, a folder to mount, and a cpuset.
 
-    A folder of the node is mounted at MOUNT_POINT; None: none is. Empty `cpus`: the CPUs stay.
+    A folder of the node is mounted at MOUNT_POINT; None: none is. Empty CPUs or nodes stay.
     """
+    cpuset = (field(6, cpus) if cpus else b"") + (field(7, memory_nodes) if memory_nodes else b"")
     changes = b"".join(
         [
             *(field(3, mount) for mount in _mount(folder)),
@@ -146,7 +153,7 @@ def adjusted(environment: Mapping[str, str], folder: str | None, cpus: str) -> b
                 field(4, field(1, name) + field(2, value))
                 for name, value in sorted(environment.items())
             ),
-            field(6, field(2, field(2, field(6, cpus)))) if cpus else b"",
+            field(6, field(2, field(2, cpuset))) if cpuset else b"",
         ]
     )
     return field(1, changes) if changes else b""

@@ -189,7 +189,7 @@ def test_any_bytes_are_read_or_a_value_error(data: bytes, parts: list[bytes]) ->
 @given(BYTES, BYTES)
 @SOME
 def test_a_runtime_never_gets_an_error(payload: bytes, request: bytes) -> None:
-    rules = Settings(nri="/nonexistent", nri_namespaces=frozenset("*"))
+    rules = Settings(nri="/nonexistent", nri_namespaces={"*": {}})
     plugin = NriPlugin(rules, KnownNode(Node(tiny())), lambda: None)
     for answer in (plugin._create_container, plugin._update_container, plugin._synchronize):
         for asked in (ASKED + field(3, payload), request):

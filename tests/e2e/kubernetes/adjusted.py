@@ -78,9 +78,11 @@ def started(
     name: str,
     *containers: Mapping[str, Any],
     namespace: str = CHOSEN,
+    annotations: Mapping[str, str] | None = None,
     **labels: str,
 ) -> dict[str, Process]:
-    pids = cluster.start_pod(name, {"containers": containers}, namespace=namespace, labels=labels)
+    about = {"namespace": namespace, "labels": labels, "annotations": annotations or {}}
+    pids = cluster.start_pod(name, {"containers": containers}, **about)
     return {process.environment["WHO"]: process for process in map(Process, pids)}
 
 

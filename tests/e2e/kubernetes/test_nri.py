@@ -60,13 +60,28 @@ def test_chosen_containers_with_gpus_are_adjusted(cluster: Cluster, tmp_path: Pa
 
         apart = started(cluster, "apart", container("other"), namespace=OTHER)["other"]
         assert (apart.cpus, apart.told, apart.has_socket) == (BOTH, {}, False)
-        labels = {"affinityd": "on"}
-        labelled = started(cluster, "labelled", container("own"), namespace=OTHER, **labels)["own"]
+        labelled = started(cluster, "labelled", container("own"), namespace=OTHER, affinityd="on")[
+            "own"
+        ]
         assert labelled.cpus == (NEAR, FAR)[labelled.gpu // 2]
         assert not labelled.has_socket  # the site lists its namespace, or the folder stays away
         counted = node.samples("nri_requests_total", "outcome")
         expected = {"pinned": 3, "no_gpu": 1, "not_chosen": 1, "failed": 0, "unknown": 0}
         assert {name: counted[name] for name in expected} == expected
+
+
+def test_a_pod_chooses_by_annotations(cluster: Cluster, tmp_path: Path) -> None:
+    """Memory is bound only to nodes that the pod may use: the kernel here has node 0 alone."""
+    with serving(cluster, tmp_path):
+        choices = {"affinityd/switch": "on", "affinityd/mode": "socket", "affinityd/memory": "near"}
+        containers = [container(f"c{number}") for number in range(len(GPUS))]
+        job = started(cluster, "wide", *containers, namespace=OTHER, annotations=choices)
+        assert [process.cpus for process in job.values()] == [BOTH] * len(GPUS)
+        assert {process.told["AFFINITYD_LOCALITY"] for process in job.values()} == {"mixed"}
+        removed(cluster)
+        seen = {"affinityd/switch": "observe"}
+        (watched,) = started(cluster, "watched", container("c"), annotations=seen).values()
+        assert (watched.cpus, [*watched.told]) == (BOTH, ["AFFINITYD_UNPINNED"])
 
 
 def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one_again(

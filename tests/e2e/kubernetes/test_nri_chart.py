@@ -52,7 +52,7 @@ CDI = {
 @pytest.fixture(scope="module")
 def values(cluster: Cluster) -> Mapping[str, Any]:
     make_namespaces(cluster)
-    nri = {"enabled": True, "namespaces": [CHOSEN]}
+    nri = {"enabled": True, "namespaces": {CHOSEN: {}}}
     return {**machine.values(), "kubernetes": {"nri": nri}, "settings": {"logFormat": "text"}}
 
 

@@ -50,7 +50,7 @@ def test_a_flag_overrides_a_variable_and_that_the_file(sources: Sources) -> None
 def test_every_line_of_the_example_is_a_setting_and_a_value_that_it_takes(sources: Sources) -> None:
     example = (REPOSITORY / "deploy/systemd/affinityd.conf").read_text()
     file = re.sub("^#(?=[A-Z])", "", example, flags=re.MULTILINE)
-    assert sources.load(file=file).nri_namespaces == {"training", "serving"}
+    assert sources.load(file=file).nri_namespaces == {"training": {}, "serving": {}}
     names = {name.removeprefix("AFFINITYD_").lower() for name in read_file(str(sources.path))}
     assert names - {*SETTING_NAMES, *PLAN_PARAMETERS, "affinityd", "nics", "drain"} == set()
 
@@ -74,7 +74,11 @@ def test_a_machine_overrides_a_root_of_a_lesser_source(sources: Sources) -> None
         ("job_series", "1000", 1000),
         ("admin_group", "root", 0),
         ("admin_group", "4000000000", 4000000000),
-        ("nri_namespaces", "a, b", frozenset({"a", "b"})),
+        (
+            "nri_namespaces",
+            " a, b mode=all nics=ucx+nccl,",
+            {"a": {}, "b": {"mode": "all", "nics": "ucx+nccl"}},
+        ),
     ],
 )
 def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object) -> None:

@@ -21,6 +21,7 @@ from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny
 
 PRIVILEGED = ["/dev/mem", "/dev/nvidia0", "/dev/nvidia1"]
 CHANGED = {"container-1": NEAR}
+PLACES = {"cpus": frozenset(CPUS), "mems": frozenset({0, 1})}
 read_again: list[int] = []  #: for how many GPUs the machine was to be read
 
 
@@ -45,9 +46,9 @@ def plugin(
 ) -> Iterator[NriPlugin]:
     """Yield a plugin that the runtime has taken in; it does not come back."""
     socket = f"{tmp_path}/nri.sock"
-    chosen = frozenset({"training"})
+    chosen: dict[str, dict[str, str]] = {"training": {}}
     # Of the pod: its cgroup is none of this machine's.
-    monkeypatch.setattr(nri, "cpuset_at", lambda *_: frozenset(CPUS))
+    monkeypatch.setattr(nri, "cpuset_at", lambda *_, kind="cpus": PLACES[kind])
     settings = Settings(nri=socket, nri_namespaces=chosen)
     made = NriPlugin(settings, KnownNode(Node(tiny())), lambda: read_again.append(1))
     monkeypatch.setattr(nri, "FIRST_PAUSE", 3600)

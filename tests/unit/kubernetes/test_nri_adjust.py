@@ -8,7 +8,8 @@ import pytest
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.kubernetes.nri import messages
-from affinityd.kubernetes.nri.adjust import Adjustment, Rules, adjust, chosen, granted
+from affinityd.kubernetes.nri.adjust import Adjustment, adjust, granted
+from affinityd.kubernetes.nri.choices import Choices, Rules, choices_of, read_choices
 from affinityd.kubernetes.nri.messages import FRAME, PLUGIN, RESPONSE, Trunk, Ttrpc, packed
 from affinityd.topology.model import Node
 from tests.support import nri
@@ -18,7 +19,7 @@ A100 = machine("dgx-a100")  # GPUs 0 and 1 are on node 3, 2 and 3 on node 1: 16 
 GPUS = tuple(replace(gpu, uuid=f"GPU-{gpu.index}", minor=gpu.index) for gpu in A100.gpus)
 NODE = Node(replace(A100, gpus=GPUS))
 NEAR_0 = "48-63,176-191"
-RULES = Rules(frozenset({"training"}))
+RULES = Rules({"training": Choices()})
 UUIDS = "NVIDIA_VISIBLE_DEVICES=GPU-0"
 
 
@@ -26,11 +27,22 @@ def made(
     rules: Rules = RULES,
     node: Node = NODE,
     within: str | None = "0-255",
+    memory: str = "0-7",
     **request: Any,  # noqa: ANN401
 ) -> Adjustment:
     pod, container = messages.created(nri.created(**request))
-    cpus = None if within is None else parse_list(within)
-    return adjust(node, pod, container, rules, granted(container), within=cpus)
+    choices = choices_of(pod, rules)
+    assert choices is not None
+    return adjust(
+        node,
+        pod,
+        container,
+        rules,
+        choices=choices,
+        granted=granted(container),
+        within=None if within is None else parse_list(within),
+        memory=parse_list(memory),
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,28 +165,81 @@ def test_the_least_switch_counts(
         ("other", {}, False),
         ("other", {"affinityd": "on"}, True),
         ("other", {"affinityd": "observe"}, True),
-        ("training", {"affinityd": "off"}, False),
         ("kube-system", {"affinityd": "on"}, True),
     ],
 )
-def test_a_pod_s_label_overrides_the_list_of_namespaces(
+def test_a_pod_s_label_adds_to_the_list_of_namespaces(
     namespace: str, labels: dict[str, str], *, expected: bool
 ) -> None:
     pod, _ = messages.created(nri.created(namespace, labels))
-    assert chosen(pod, RULES) is expected
-    assert chosen(pod, Rules(frozenset("*"))) is (expected or not labels)
+    assert (choices_of(pod, RULES) is not None) is expected
+    assert (choices_of(pod, Rules({"*": Choices()})) is not None) is (expected or not labels)
 
 
 def test_the_system_s_namespace_is_chosen_by_its_name_alone() -> None:
     system, _ = messages.created(nri.created("kube-system"))
-    assert not chosen(system, Rules(frozenset("*")))
-    assert chosen(system, Rules(frozenset({"kube-system"})))
+    assert choices_of(system, Rules({"*": Choices()})) is None
+    assert choices_of(system, Rules({"kube-system": Choices()})) is not None
 
 
-def test_a_label_that_is_no_switch_is_refused() -> None:
-    pod, _ = messages.created(nri.created(labels={"affinityd": "enabled"}))
-    with pytest.raises(InvalidRequestError, match="label affinityd: 'enabled' is none of on"):
-        chosen(pod, RULES)
+def note(labels: dict[str, str], **choices: str) -> dict[str, Any]:
+    annotations = {f"affinityd/{name}": text for name, text in choices.items()}
+    return {"labels": labels, "pod_annotations": {**annotations, "other/mode": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (note({"affinityd": "enabled"}), "the label affinityd: 'enabled' is none of on"),
+        (note({}, switch="enabled"), "the annotation affinityd/switch: AFFINITYD: 'enabled' is"),
+        (note({}, mode="nodes"), "the annotation affinityd/mode: mode: 'nodes' is"),
+        (
+            note({}, nics="x" * 10**5),
+            "the annotation affinityd/nics: nics: 'x+…' is not one of ucx",
+        ),
+        (note({}, memory="0"), "the annotation affinityd/memory: '0' is neither near nor any"),
+        (note({}, modes="node"), "affinityd/modes: there is no such choice; did you mean mode"),
+        (note({}, **{"x" * 10**5: "a"}), "affinityd/x{64}: there is no such choice; known are"),
+    ],
+)
+def test_a_choice_that_has_no_meaning_is_refused_in_a_line(
+    request_: dict[str, Any], error: str
+) -> None:
+    pod, _ = messages.created(nri.created(**request_))
+    with pytest.raises(InvalidRequestError, match=error) as raised:
+        choices_of(pod, RULES)
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("request_", "outcome", "cpus", "memory"),
+    [
+        (note({}), "observed", "", ""),
+        (note({"affinityd": "on"}), "pinned", "0-63,128-191", "3"),
+        (note({}, switch="on", mode="node"), "pinned", NEAR_0, "3"),
+        (note({}, switch="on", mode="node", memory="any"), "pinned", NEAR_0, ""),
+        (note({"affinityd": "on"}, switch="off"), "off", "", ""),
+        (note({}, switch="on", mode="single"), "pinned", "48,176", "3"),
+        (
+            {**note({}, switch="on", mode="unique_contiguous"), "shares": 2},
+            "pinned",
+            "48-55,176-183",
+            "3",
+        ),
+        ({**note({}, switch="on", mode="single"), "shares": 4096}, "kept", "", "3"),
+        ({**note({}, switch="on"), "memory": "0-1"}, "pinned", "0-63,128-191", ""),
+        ({**note({}, switch="on"), "mems": "0", "cpus": "0"}, "kept", "", ""),
+    ],
+)
+def test_a_pod_s_annotations_overrule_the_choices_of_its_namespace(
+    request_: dict[str, Any], outcome: str, cpus: str, memory: str
+) -> None:
+    choices = {"switch": "observe", "mode": "socket", "memory": "near"}
+    rules = Rules({"training": read_choices(choices, Choices(), "")})
+    adjusted = made(rules, **request_)
+    expected = outcome, cpus, memory
+    found = adjusted.outcome, format_list(adjusted.cpus), format_list(adjusted.memory_nodes)
+    assert found == expected
 
 
 def test_a_container_that_keeps_its_cpus_is_told_their_nodes_and_counted_by_their_place() -> None:
@@ -208,7 +273,7 @@ def test_variables_that_a_container_has_set_stay() -> None:
 def test_the_socket_s_folder_is_mounted_only_in_listed_namespaces_and_over_no_mount(
     namespaces: str, request_: dict[str, Any], *, mounted: bool
 ) -> None:
-    rules = Rules(frozenset({namespaces}), folder="/srv/affinityd")
+    rules = Rules({namespaces: Choices()}, folder="/srv/affinityd")
     assert made(rules, **request_).folder == ("/srv/affinityd" if mounted else None)
 
 
@@ -232,7 +297,8 @@ def test_a_container_with_one_rank_gets_variables_of_its_nics(
     gpus = tuple(replace(gpu, minor=gpu.index) for gpu in near.gpus)
     files = {"devices": ["/dev/nvidia0", "/dev/infiniband/uverbs0"]}
     verbs = {"mlx5_0": ("uverbs0",)}
-    rules = replace(RULES, nics=nics, verbs=lambda device: verbs.get(device, ()))
+    namespaces = {"training": Choices(nics=nics)}
+    rules = replace(RULES, namespaces=namespaces, verbs=lambda device: verbs.get(device, ()))
     adjusted = made(rules, Node(replace(near, gpus=gpus)), **{**files, **request_})
     told = {name: it for name, it in adjusted.environment.items() if "AFFINITYD" not in name}
     assert told == expected

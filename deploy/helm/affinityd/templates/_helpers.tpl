@@ -108,6 +108,19 @@ seccompProfile:
 {{- if or .Values.audit.hostMemory .Values.kubernetes.podResources .Values.kubernetes.nri.enabled }}0{{ else }}{{ include "affinityd.nobody" . }}{{ end }}
 {{- end }}
 
+{{- /* Namespaces with their choices, as --nri-namespaces has them: a,b mode=socket nics=ucx+nccl */}}
+{{- define "affinityd.nriNamespaces" -}}
+{{- $namespaces := list }}
+{{- range $name, $choices := .namespaces }}
+{{- $words := list $name }}
+{{- range $choice, $value := $choices }}
+{{- $words = append $words (printf "%s=%s" $choice (toString $value | replace "," "+")) }}
+{{- end }}
+{{- $namespaces = append $namespaces (join " " $words) }}
+{{- end }}
+{{- join "," $namespaces }}
+{{- end }}
+
 {{- /* The security context of the daemon's container. */}}
 {{- define "affinityd.daemonSecurityContext" -}}
 {{- if eq (include "affinityd.user" .) "0" -}}

@@ -119,8 +119,9 @@ def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path
         thread = threading.Thread(target=kill)
         thread.start()
         privileged = {**container("c", gpus=0), "securityContext": {"privileged": True}}
-        about = {"namespace": "default", "affinityd": "on"}
-        (process,) = started(cluster, "killed", privileged, **about).values()
+        (process,) = started(
+            cluster, "killed", privileged, namespace="default", affinityd="on"
+        ).values()
         thread.join()
         assert node.daemon.process.wait(PATIENCE) == -signal.SIGKILL
         assert (process.cpus, process.told) == (BOTH, {})

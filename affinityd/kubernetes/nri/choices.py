@@ -1,0 +1,108 @@
+"""What a site, a namespace and a pod choose about the pod's containers: one reader for all. Pure.
+
+A namespace's choices are its pods' defaults. A pod has annotations like affinityd/mode: socket, and
+the label affinityd, which is the choice `switch`, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from affinityd import config
+from affinityd.client.apply import nic_libraries
+from affinityd.errors import InvalidRequestError
+from affinityd.kubernetes.nri.messages import Pod
+from affinityd.planner import Options
+from affinityd.request.parameters import parse_request, suggestion
+from affinityd.text import quote
+
+LABEL = "affinityd"  #: of a pod: on, observe or off
+ANNOTATION = "affinityd/"  #: begins the names of a pod's choices
+ANY = "*"  #: as a namespace: every one but
+SYSTEM = "kube-system"
+SHARE, KEEP = "share", "keep"  #: the CPUs of a container without a CPU request
+NAMES = ("switch", "mode", "nics", "memory")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a pod's containers are adjusted."""
+
+    switch: str = config.ON
+    options: Options = field(default_factory=lambda: Options(mode="node"))
+    nics: str = ""  #: libraries that are told the NICs near a GPU, like `ucx,nccl`
+    binds_memory: bool = False  #: to the NUMA nodes near its GPUs
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The settings of the plugin."""
+
+    namespaces: Mapping[str, Choices]
+    folder: str | None = None  #: of the daemon's socket, on the node; None: it is not mounted
+    default: Choices = Choices()  #: of pods in namespaces that are not listed
+    without_request: str = SHARE  #: the CPUs of a container without a CPU request
+    #: Returns the files in /dev/infiniband of an RDMA device.
+    verbs: Callable[[str], Collection[str]] = lambda _device: ()
+
+    def of_namespace(self, name: str) -> Choices | None:
+        """Return the choices of a namespace; None: it is not listed."""
+        every = None if name == SYSTEM else self.namespaces.get(ANY)
+        return self.namespaces.get(name, every)
+
+
+def choices_of(pod: Pod, rules: Rules) -> Choices | None:
+    """Return what counts for a pod's containers; None: they are left alone.
+
+    Raises InvalidRequestError for a label or annotation of another meaning.
+    """
+    default = rules.of_namespace(pod.namespace)
+    annotated = {
+        name.removeprefix(ANNOTATION): text
+        for name, text in pod.annotations.items()
+        if name.startswith(ANNOTATION)
+    }
+    label = pod.labels.get(LABEL)
+    if default is None and label is None and "switch" not in annotated:
+        return None
+    choices = read_choices(annotated, default or rules.default, "the annotation affinityd/")
+    if label is None:
+        return choices
+    switch = config.read_switch(label, f"the label {LABEL}")
+    if "switch" in annotated:
+        switch = config.least_switch(switch, choices.switch)
+    return replace(choices, switch=switch)
+
+
+def read_choices(texts: Mapping[str, str], default: Choices, source: str) -> Choices:
+    """Return the choices of these texts, and others by default.
+
+    `source`: before the name in an error. Raises InvalidRequestError, one line.
+    """
+    choices = default
+    name = ""
+    try:
+        for name, text in texts.items():
+            choices = replace(choices, **_read(name, text))
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{source}{name[:64]}: {error}") from None
+    return choices
+
+
+def _read(name: str, text: str) -> dict[str, Any]:
+    """Return a field of Choices by its name."""
+    if name == "switch":
+        return {"switch": config.read_switch(text)}
+    if name == "mode":
+        return {"options": parse_request([("mode", text)]).options}
+    if name == "nics":
+        nics = text.replace("+", ",")  # a comma would end a namespace in the settings
+        nic_libraries(nics)
+        return {"nics": nics}
+    if name == "memory":
+        if text not in {"near", "any"}:
+            raise InvalidRequestError(f"{quote(text)} is neither near nor any")
+        return {"binds_memory": text == "near"}
+    raise InvalidRequestError(f"there is no such choice; {suggestion(name, NAMES)}")
