@@ -153,9 +153,8 @@ class Auditor:
                 },
                 {it.facts.pid: it.facts.uid for it in found},
             ),
-            wait_time=self._cpu_time.wait_time if self._waits.counts else {},
-            throttled_time=self._cpu_time.throttled_time if self._waits.counts else {},
-            last_hour=self._last_hour.spent(boot, self._cpu_time),
+            counts_waits=self._waits.counts,
+            last_hour=self._last_hour.spent(boot, self._cpu_time.gpu_time),
             lost=held.lost,
             gone=held.gone,
             loads=held.loads,
@@ -224,17 +223,11 @@ class CpuTimeCounters:
         #: since count whole.
         self._looked: dict[GpuKey, float] = {}
         self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: of every GPU's processes
-        #: The seconds that threads of every GPU's processes waited.
-        self.wait_time: Mapping[GpuKey, float] = {}
-        #: The seconds for which the cgroups of its processes were throttled, each counted once.
-        self.throttled_time: Mapping[GpuKey, float] = {}
 
     def renumber(self, keys: Keys) -> None:
         """Take over the counters of GPUs that have another index now."""
         self._looked = moved(self._looked, keys)
         self.gpu_time = moved(self.gpu_time, keys)
-        self.wait_time = moved(self.wait_time, keys)
-        self.throttled_time = moved(self.throttled_time, keys)
 
     def book(
         self,
@@ -250,8 +243,6 @@ class CpuTimeCounters:
         GPUs counts for its first. `unknown`: GPUs of which not all processes were seen.
         """
         gpu_time = {**dict.fromkeys(gpus, CpuTime()), **self.gpu_time}
-        wait_time = {**dict.fromkeys(gpu_time, 0.0), **self.wait_time}
-        throttled_time = {**dict.fromkeys(gpu_time, 0.0), **self.throttled_time}
         throttled: set[tuple[GpuKey, str | None]] = set()
         self._count_ended(processes)
         used = {}
@@ -259,14 +250,15 @@ class CpuTimeCounters:
             facts = process.facts
             if process.is_daemon:
                 continue
-            if facts.pid in waits:
-                of_process = waits[facts.pid]
-                wait_time[facts.gpu] += of_process.waited or 0.0
-                if (facts.gpu, of_process.limited) not in throttled:
-                    throttled_time[facts.gpu] += of_process.throttled
-                    throttled.add((facts.gpu, of_process.limited))
-            used[facts.pid] = self._used(process)
-            gpu_time[facts.gpu] += used[facts.pid]
+            time = self._used(process)
+            of_process = waits.get(facts.pid)
+            if of_process is not None:
+                group = facts.gpu, of_process.limited
+                without = 0.0 if group in throttled else of_process.throttled
+                throttled.add(group)
+                time += CpuTime(waited=of_process.waited or 0.0, throttled=without)
+            used[facts.pid] = time
+            gpu_time[facts.gpu] += time
         self._before |= {(it.facts.pid, it.facts.start): (it.facts, boot) for it in processes}
         self._before = {
             name: (facts, seen)
@@ -274,8 +266,7 @@ class CpuTimeCounters:
             if boot - seen < REMEMBERED or facts.gpu in unknown
         }
         self._looked |= {gpu: boot * self._ticks for gpu in gpus if gpu not in unknown}
-        self.gpu_time, self.wait_time = gpu_time, wait_time
-        self.throttled_time = throttled_time
+        self.gpu_time = gpu_time
         return used
 
     def _count_ended(self, processes: Sequence[AuditedProcess]) -> None:
@@ -327,27 +318,17 @@ class LastHour:
     """What the counters of GPUs were an hour ago, or when they began."""
 
     def __init__(self) -> None:
-        self._readings: list[tuple[float, Mapping[GpuKey, Sequence[float]]]] = []  # one a minute
+        self._readings: list[tuple[float, Mapping[GpuKey, CpuTime]]] = []  # one a minute
 
     def renumber(self, keys: Keys) -> None:
         """Take over the readings of GPUs that have another index now."""
         self._readings = [(at, moved(counters, keys)) for at, counters in self._readings]
 
-    def spent(self, now: float, counters: CpuTimeCounters) -> Mapping[GpuKey, Sequence[float]]:
-        """Return the seconds of the last hour: CPU time, the far part, waited, throttled."""
-        waited, throttled = counters.wait_time, counters.throttled_time
-        reading = {
-            gpu: (time.total, time.remote, waited[gpu], throttled[gpu])
-            for gpu, time in counters.gpu_time.items()
-        }
+    def spent(self, now: float, counters: Mapping[GpuKey, CpuTime]) -> Mapping[GpuKey, CpuTime]:
+        """Return what was counted in the last hour."""
         if not self._readings or now - self._readings[-1][0] >= MINUTE:
-            self._readings.append((now, reading))
+            self._readings.append((now, counters))
         while now - self._readings[0][0] > HOUR * MINUTE:
             del self._readings[0]
         _, first = self._readings[0]
-        return {
-            gpu: [
-                last - begin for last, begin in zip(of_gpu, first.get(gpu, (0.0,) * 4), strict=True)
-            ]
-            for gpu, of_gpu in reading.items()
-        }
+        return {gpu: time - first.get(gpu, CpuTime()) for gpu, time in counters.items()}

@@ -285,12 +285,12 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
     load = scan.loads.get(gpu.key, NvmlLoad())
     hour = None
     if was_seen and gpu.key in scan.last_hour:
-        used, remote, waited, throttled = scan.last_hour[gpu.key]
+        spent = scan.last_hour[gpu.key]
         hour = AuditHourDocument(
-            used,
-            None if near is None else remote,
-            waited if gpu.key in scan.wait_time else None,
-            throttled if gpu.key in scan.throttled_time else None,
+            spent.total,
+            None if near is None else spent.remote,
+            spent.waited if scan.counts_waits else None,
+            spent.throttled if scan.counts_waits else None,
         )
     return AuditGpuDocument(
         vendor=gpu.vendor,
@@ -303,8 +303,8 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
         unknown=scan.unknown.get(gpu.key),
         cpu_seconds=time.total if was_seen else None,
         remote_cpu_seconds=time.remote if was_seen and near is not None else None,
-        wait_seconds=scan.wait_time.get(gpu.key) if was_seen else None,
-        throttled_seconds=scan.throttled_time.get(gpu.key) if was_seen else None,
+        wait_seconds=time.waited if was_seen and scan.counts_waits else None,
+        throttled_seconds=time.throttled if was_seen and scan.counts_waits else None,
         busy_percent=load.busy_percent,
         memory_used_bytes=load.memory_used_bytes,
         memory_bytes=load.memory_bytes,

@@ -203,14 +203,30 @@ class NamedPods:
 
 @dataclass(frozen=True)
 class CpuTime:
-    """Seconds of CPU time since this daemon's first scan."""
+    """Seconds of CPU time since this daemon's first scan, and seconds without it."""
 
     total: float = 0.0
     remote: float = 0.0  #: on CPUs far from the GPU; 0 as well where its place is not known
+    waited: float = 0.0  #: by threads that could run, and did not
+    throttled: float = 0.0  #: of cgroups, each counted once
 
     def __add__(self, other: CpuTime) -> CpuTime:
         """Return both together."""
-        return CpuTime(self.total + other.total, self.remote + other.remote)
+        return CpuTime(
+            self.total + other.total,
+            self.remote + other.remote,
+            self.waited + other.waited,
+            self.throttled + other.throttled,
+        )
+
+    def __sub__(self, other: CpuTime) -> CpuTime:
+        """Return what is more than another one."""
+        return CpuTime(
+            self.total - other.total,
+            self.remote - other.remote,
+            self.waited - other.waited,
+            self.throttled - other.throttled,
+        )
 
 
 @dataclass(frozen=True)
@@ -237,11 +253,8 @@ class Scan:
     used: Mapping[int, CpuTime] = field(default_factory=dict)
     #: By pid: how long threads waited since the last scan, where the kernel counts that
     waits: Mapping[int, Waits] = field(default_factory=dict)
-    #: Of every GPU: the seconds that threads waited since the first scan, by cause
-    wait_time: Mapping[GpuKey, float] = field(default_factory=dict)
-    throttled_time: Mapping[GpuKey, float] = field(default_factory=dict)
-    #: Of every GPU: its CPU seconds of the last hour, the far ones among them, waited, throttled
-    last_hour: Mapping[GpuKey, Sequence[float]] = field(default_factory=dict)
+    counts_waits: bool = True  #: the kernel does
+    last_hour: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
     users: Mapping[int, str] = field(default_factory=dict)  #: names by uid, where they are known
     memory: Mapping[int, HostMemory] = field(default_factory=dict)  #: of holders, by pid
     #: Of every GPU: a letter for each of the last sixty minutes, of `verdict.LETTERS`

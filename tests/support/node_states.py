@@ -75,6 +75,11 @@ def several(number: int, gpus: int) -> list[AuditedProcess]:
     return made
 
 
+def _time_in(state: str) -> CpuTime:
+    remote = 6011.0 if state == verdict.FAR else 0.0
+    return CpuTime(8123.0, remote, 341.0 if state == verdict.WAITING else 3.0, 0.2)
+
+
 def _memory(it: AuditedProcess) -> HostMemory:
     """Return 60 GiB that are near, or 64 GiB of which most is not."""
     near, elsewhere = (20, 44) if it.cause else (60, 0)
@@ -101,9 +106,7 @@ def audit(
     states = verdict.states(scan)
     scan = replace(
         scan,
-        gpu_time={key: CpuTime(8123.0, 6011.0 * (it == verdict.FAR)) for key, it in states.items()},
-        wait_time={key: 341.0 if it == verdict.WAITING else 3.0 for key, it in states.items()},
-        throttled_time=dict.fromkeys(states, 0.2),
+        gpu_time={key: _time_in(state) for key, state in states.items()},
         history={
             key: "." * 12 + "i" * 18 + "n" * 20 + verdict.LETTERS[it] * 10
             for key, it in states.items()

@@ -160,4 +160,4 @@ def test_a_scan_names_the_neighbor_once_it_has_seen_it_run() -> None:
     assert last.waits[rank.pid].cause == "neighbor"
     waited = [scan.waits[rank.pid].waited or 0.0 for scan in scans[1:]]
     assert waited[-1] > 0.3 * last.waits[rank.pid].seconds
-    assert last.wait_time[gpu.key] == pytest.approx(sum(waited))
+    assert last.gpu_time[gpu.key].waited == pytest.approx(sum(waited))

@@ -132,20 +132,16 @@ def test_cpu_time_adds_up(scans: list[list[AuditedProcess]], expected: tuple[flo
 
 
 def test_the_last_hour_forgets_what_was_spent_before() -> None:
-    hour, counters = LastHour(), CpuTimeCounters(100, lambda _pid, _start: False)
+    hour = LastHour()
     for minute, spent, of_hour in (
         *((0, 50, 0), (1, 55, 5), (59, 60, 10), (60, 62, 12)),
         *((61, 64, 9), (119, 70, 10), (200, 70, 0), (201, 71, 1)),
     ):
-        counters.gpu_time = {GPU: CpuTime(spent, spent / 2), OTHER: CpuTime()}
-        counters.wait_time = {GPU: spent, OTHER: 0.0}
-        counters.throttled_time = {GPU: 0.0, OTHER: 0.0}
+        counters = {GPU: CpuTime(spent, spent / 2, spent), OTHER: CpuTime()}
         found = hour.spent(1000.0 + 60 * minute, counters)
-        assert found == {GPU: [of_hour, of_hour / 2, of_hour, 0], OTHER: [0] * 4}, minute
+        assert found == {GPU: CpuTime(of_hour, of_hour / 2, of_hour), OTHER: CpuTime()}, minute
     hour.renumber({OTHER: GPU})
-    counters.gpu_time = {OTHER: CpuTime(75.0)}
-    counters.wait_time = counters.throttled_time = {OTHER: 75.0}
-    assert hour.spent(1000.0 + 60 * 202, counters)[OTHER][0] == 5
+    assert hour.spent(1000.0 + 60 * 202, {OTHER: CpuTime(75.0)})[OTHER].total == 5
 
 
 def test_known_daemons_cost_nothing() -> None:

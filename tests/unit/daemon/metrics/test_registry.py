@@ -79,7 +79,9 @@ HUNG = Audit(MACHINE, scan(unknown={GPU0: "silent"}, lost=frozenset([GPU0])))
 AWAY = Audit(replace(MACHINE, gpus=MACHINE.gpus[:1]), scan(gone=MACHINE.gpus[1:]))
 NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU0: None}))
 
-WAITING = Audit(MACHINE, scan(process(1), wait_time={GPU0: 2.5}, throttled_time={GPU0: 1.5}))
+WAITED = {GPU0: CpuTime(8.0, 2.0, 2.5, 1.5), GPU1: CpuTime()}
+WAITING = Audit(MACHINE, scan(process(1), gpu_time=WAITED))
+UNCOUNTED = Audit(MACHINE, scan(process(1), gpu_time=WAITED, counts_waits=False))
 MEMORY = Audit(MACHINE, scan(process(1), process(2), memory={1: held(38), 2: held(50, "VmPin")}))
 
 NONE = dict.fromkeys(("local", "mixed", "remote", "unpinned", "unknown"), 0.0)
@@ -104,7 +106,9 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (BESIDE, "1", "gpu_processes", {**NONE, "remote": 1}),
         (WAITING, "0", "gpu_wait_seconds_total", {"": 2.5}),
         (WAITING, "0", "gpu_throttled_seconds_total", {"": 1.5}),
-        (WAITING, "1", "gpu_wait_seconds_total", {}),  # the kernel does not count it
+        (WAITING, "1", "gpu_wait_seconds_total", {"": 0.0}),
+        (UNCOUNTED, "0", "gpu_wait_seconds_total", {}),  # the kernel does not count it
+        (UNCOUNTED, "0", "gpu_throttled_seconds_total", {}),
         (MEMORY, "0", "gpu_host_memory_bytes", {"near": 1120, "far": 880, "unknown": 0}),
         (MEMORY, "1", "gpu_host_memory_bytes", dict.fromkeys(("near", "far", "unknown"), 0)),
         (UNKNOWN, "0", "gpu_host_memory_bytes", {}),
