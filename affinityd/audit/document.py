@@ -322,11 +322,10 @@ def _counted(words: Iterable[str], found: Iterable[str | None]) -> dict[str, int
 
 def waits_of(process: AuditedProcess, waits: Mapping[int, Waits]) -> AuditWaitsDocument | None:
     """Return how long a process waited; None: it is not known."""
-    facts, its = process.facts, waits.get(process.facts.pid)
+    its = waits.get(process.facts.pid)
     if its is None:
         return None
-    job = facts.membership.job
-    cure = remedy(its, job.scheduler if job else None)
+    cure = remedy(its, process.facts.membership.scheduler)
     return AuditWaitsDocument(its.seconds, its.waited, its.throttled, its.cause, cure)
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from affinityd.audit.jobs import is_slurms, membership, membership_of_path, service
-from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
+from affinityd.audit.jobs import membership, membership_of_path, service
+from affinityd.audit.model import SLURM, GpuHolders, Holding, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask
 from affinityd.linux.cgroup import Cgroups, mask_of
 from affinityd.linux.files import content, environment_of
@@ -150,8 +150,8 @@ class ProcessWalk:
                 membership=its,
                 service=service(cgroups),
                 cpuset=seen.cpuset,
-                is_confined=not is_slurms(its.job) or is_chosen,
-                cpu_limit=None if is_slurms(its.job) else seen.cpu_limit(),
+                is_confined=its.scheduler != SLURM or is_chosen,
+                cpu_limit=None if its.scheduler == SLURM else seen.cpu_limit(),
             )
         return self._groups[cgroups]
 
@@ -221,8 +221,8 @@ def owner_of(facts: ProcessFacts, root: str = "") -> MaskOwner | None:
     if ours:
         return MaskOwner(UNKNOWN, f"affinityd gave it CPUs {format_list(ours)}")
     if facts.cpuset is None or main >= facts.cpuset:
-        is_slurm = is_slurms(facts.membership.job)
-        return MaskOwner(SLURMS, "the cpuset of its job") if is_slurm else None
+        is_slurms = facts.membership.scheduler == SLURM
+        return MaskOwner(SLURMS, "the cpuset of its job") if is_slurms else None
     return MaskOwner(UNKNOWN, "its environment cannot be read" if read is None else "")
 
 

@@ -119,11 +119,6 @@ def service(cgroup_text: str) -> str | None:
     return next((part for part in parts if part.endswith(".service")), None)
 
 
-def is_slurms(job: Job | None) -> bool:
-    """Whether Slurm has started a job."""
-    return job is not None and job.scheduler == SLURM
-
-
 def membership_of_path(path: str) -> Membership:
     """Return the job and container that one path names."""
     path = f"{path}/"
@@ -222,7 +217,7 @@ def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
     if facts.state == ZOMBIE:
         return "its main thread has ended, and other threads still run"
     job = facts.membership.job
-    if job is not None and is_slurms(job):
+    if job is not None and job.scheduler == SLURM:
         is_over = not owners.has_step(facts, job)
         return f"Slurm job {job.id} has ended: it has no slurmstepd any more" if is_over else None
     is_kept = job or facts.membership.container or facts.service or facts.parent != INIT

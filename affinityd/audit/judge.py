@@ -105,9 +105,8 @@ class Judge:
 
 def is_known_daemon(facts: ProcessFacts) -> bool:
     """Return whether a process is one that runs on every node, and is not to be counted."""
-    job = facts.membership.job
     is_systems = facts.uid is not None and facts.uid < FIRST_USER
-    return facts.name in DAEMONS and is_systems and (job is None or job.scheduler != SLURM)
+    return facts.name in DAEMONS and is_systems and facts.membership.scheduler != SLURM
 
 
 def _known(near: Vicinity) -> CpuSet | None:
@@ -195,7 +194,7 @@ class Shares:
         if granted is not None and gpus:
             each = -(-granted // len(gpus))
             asked = each
-            if any(it.membership.job and it.membership.job.scheduler == SLURM for it in sharing):
+            if any(holder.membership.scheduler == SLURM for holder in sharing):
                 asked = at_most_of_whole_node(self.topology, each, granted, cpus, self.whole)
         return Share(cpus, tuple(sorted(gpus)), granted, asked, _have_slices(sharing))
 
@@ -267,8 +266,7 @@ def _have_slices(holders: Iterable[ProcessFacts]) -> bool:
     """Return whether several holders of a Slurm job have masks of which no two overlap."""
     masks = []
     for facts in holders:
-        job = facts.membership.job
-        if job is None or job.scheduler != SLURM or not facts.threads:
+        if facts.membership.scheduler != SLURM or not facts.threads:
             return False
         masks.append(facts.threads[0].mask)
     return len(masks) > 1 and sum(map(len, masks)) == len(frozenset[int]().union(*masks))
@@ -282,8 +280,7 @@ def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
     """
     limits: dict[str, int] = {}
     for facts in processes:
-        job = facts.membership.job
-        if job is not None and job.scheduler == SLURM:
+        if facts.membership.scheduler == SLURM:
             return len(cpus) if facts.is_confined else None
         if facts.cpu_limit is None:
             return None

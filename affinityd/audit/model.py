@@ -73,6 +73,11 @@ class Membership:
     sluid: str | None = None  #: the name of a Slurm job's folders without its number
 
     @property
+    def scheduler(self) -> str | None:
+        """SLURM or KUBERNETES; None: it is of no job."""
+        return self.job.scheduler if self.job else None
+
+    @property
     def owner(self) -> str | None:
         """Its job, else its container, as people read it: `slurm 7`, `container cd34cd34cd34`."""
         if self.job is not None:

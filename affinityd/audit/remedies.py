@@ -87,22 +87,21 @@ class Remedies:
         """Return the remedy of a process's placement; None: it needs none, or there is none."""
         if not process.is_mismatch or process.cause is None:
             return None
-        near, job = self._near(process.facts.gpus), process.facts.membership.job
+        near = self._near(process.facts.gpus)
         place = f"{near}, near CPUs {format_list(near.cpus)}"
         if process.cause == ALLOCATION:
             return Remedy(f"{place}, and {self._allocated(process.facts, near)}")
         why = f"{place}, and its cpuset has CPUs there"
         if process.cause == UNPINNED:
             why = f"it may run on every CPU, and {place}"
-        if job is not None and job.scheduler == KUBERNETES:
+        if process.facts.membership.scheduler == KUBERNETES:
             return Remedy(f"{why}; {BY_RUNTIME}")
         start = "; start it with affinityd exec" if process.cause == UNPINNED else ""
         return Remedy(f"{why}{start}", self._pin(process, near.gpus))
 
     def of_memory(self, process: AuditedProcess, memory: HostMemory) -> str | None:
         """Return the remedy of its far memory; None: it needs none."""
-        job = process.facts.membership.job
-        is_pods = job is not None and job.scheduler == KUBERNETES
+        is_pods = process.facts.membership.scheduler == KUBERNETES
         return memory.remedy(None if is_pods else process.facts.pid)
 
     def end(self, process: AuditedProcess) -> str | None:
@@ -138,7 +137,7 @@ class Remedies:
         Sources: gres.conf(5), srun(1).
         """
         job, container = facts.membership.job, facts.membership.container
-        if job is not None and job.scheduler == KUBERNETES:
+        if facts.membership.scheduler == KUBERNETES:
             placement = PodPlacement(near, facts.cpuset, facts.given)
             return f"{placement} there: {placement.remedy()}"
         few = f"{near.part_of(facts.cpuset)} there"

@@ -137,8 +137,7 @@ def _names(gpu: Gpu) -> Iterator[tuple[str, str | None]]:
 
 def is_of_pod(process: AuditedProcess) -> bool:
     """Return whether a process is in a container of a pod, and no known daemon."""
-    job = process.facts.membership.job
-    return job is not None and job.scheduler == KUBERNETES and not process.is_daemon
+    return process.facts.membership.scheduler == KUBERNETES and not process.is_daemon
 
 
 def with_containers(

@@ -68,8 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     waits = meter.look([after.facts], ProcessTable(), since_boot()).get(process.number)
     if waits is None:
         raise TargetError(UNCOUNTED)
-    job = after.facts.membership.job
-    cure = remedy(waits, job.scheduler if job else None)
+    cure = remedy(waits, after.facts.membership.scheduler)
     if arguments.format == "json":
         pressure = None
         if before.pressure is not None and after.pressure is not None:
