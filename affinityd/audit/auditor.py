@@ -106,7 +106,8 @@ class Auditor:
         processes = ProcessTable(self._proc)
         held = self._held(topology)
         walk = ProcessWalk(held, time.monotonic() + READING, processes)
-        found = [*self._audited(judge, walk, ProcessOwners(processes))]
+        owners = ProcessOwners(processes)
+        found = [*self._audited(judge, walk, owners)]
         # The walk is over: the holders without a process are known. Once may be a race.
         gone = [holding for holding in walk.unseen if not exists(holding.pid)]
         found += [missing_process(it) for it in gone if (it.pid, it.gpu) in self._gone]
@@ -117,6 +118,8 @@ class Auditor:
             self._name_pods(topology, found, containers) if self._name_pods else NamedPods(found)
         )
         found = with_allocations(topology, self._reserved, named.processes)
+        given = {**owners.noted_gpus(topology), **named.reserved}
+        used = {gpu for process in found if not process.is_daemon for gpu in process.facts.gpus}
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
         late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
@@ -125,7 +128,7 @@ class Auditor:
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
         # Not `boot`: to ask a driver takes seconds at some scans, and the counters are read now.
         waits = self._waits.look([it.facts for it in counted(found)], processes, since_boot())
-        used = self._cpu_time.book(found, judge.near, boot, waits, unknown)
+        cpu_time = self._cpu_time.book(found, judge.near, boot, waits, unknown)
         # A mismatch goes on while the processes of its GPU cannot be seen.
         far = {gpu for it in found if it.is_mismatch for gpu in it.facts.gpus}
         going_on = far | (self._since.keys() & unknown.keys())
@@ -136,13 +139,14 @@ class Auditor:
             processes=tuple(found),
             near=judge.near,
             unknown=unknown,
+            reserved={gpu: given[gpu] for gpu in given.keys() - used - unknown.keys()},
             overlap=overlap(found),
             skipped=walk.late.total() + held.skipped,
             divided=divided(found),
             # A tree may have ranks of a GPU whose processes are not known: none is to be moved.
             tree_tops={} if unknown else tree_tops(found, self._proc),
             gpu_time=self._cpu_time.gpu_time,
-            used=used,
+            used=cpu_time,
             waits=waits,
             users=self._users.look({it.facts.uid for it in found if it.facts.uid is not None}),
             memory=self._memory.look(

@@ -39,7 +39,7 @@ from affinityd.linux.processes import (
     title_of,
     uid_of,
 )
-from affinityd.topology.model import GpuKey
+from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import UNKNOWN
 
 # The job and container of a process, by the paths of its cgroups.
@@ -242,6 +242,7 @@ def missing_process(holding: Holding) -> AuditedProcess:
 # Source: Slurm's src/slurmd/slurmstepd/slurmstepd_job.c for slurmstepd's title.
 
 SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
+NOTES = "run/affinityd-jobs"  #: a file for each job
 STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end
 
 
@@ -257,6 +258,17 @@ class ProcessOwners:
         above = ancestors(facts.parent, self._processes.parents)
         is_seen = job in self._jobs or not self._of_root(STEPD).isdisjoint(above)
         return is_seen or not self._processes.has_all
+
+    def noted_gpus(self, topology: Topology) -> dict[GpuKey, str]:
+        """Return the GPUs of running jobs, each with its job, by the notes of slurm/prolog.sh."""
+        keys = {f"{gpu.index}": gpu.key for gpu in topology.gpus if gpu.vendor == topology.vendor}
+        notes = f"{self._processes.proc.removesuffix('proc')}{NOTES}"
+        found: dict[GpuKey, str] = {}
+        for number in listed(notes):
+            if Job(SLURM, number) in self._jobs:
+                indices = text(f"{notes}/{number}").removeprefix("gpus=").split(",")
+                found |= {keys[index]: f"slurm {number}" for index in indices if index in keys}
+        return found
 
     def why_not(self, uid: int | None) -> str | None:
         """Return why a process of a user has no owner; None: it has one, or none is known.

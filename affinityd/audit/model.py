@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -204,6 +204,7 @@ class NamedPods:
 
     processes: list[AuditedProcess]
     notices: tuple[str, ...] = ()  #: why some are not named, for people
+    reserved: Mapping[GpuKey, str] = field(default_factory=dict)  #: GPU → the pod that has it
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,8 @@ class Scan:
     lost: frozenset[GpuKey] = frozenset()  #: of `unknown`: they do not answer any more
     gone: tuple[Gpu, ...] = ()  #: that the machine had, and has no more
     loads: Mapping[GpuKey, NvmlLoad] = field(default_factory=dict)
+    #: GPUs that no process uses → the job that was given them, where that is known
+    reserved: Mapping[GpuKey, str] = field(default_factory=dict)
     #: Names of two jobs or more → the CPUs that are in the unique pins of all of them
     overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not read within the time limit

@@ -15,22 +15,14 @@ from affinityd.topology.model import GpuKey, Keys, moved
 from affinityd.topology.nearness import UNPINNED
 
 LOST, FAR, ORPHAN, WAITING, UNKNOWN = "lost", "far", "orphan", "waiting", "unknown"
-NEAR, IDLE = "near", "idle"
+NEAR, RESERVED, IDLE = "near", "reserved", "idle"
 #: The worst first. Lost: it computes no more. Unpinned: a process may run anywhere, also near.
-#: Unknown: its processes, or its place. Idle: no process uses it.
-STATES = (LOST, FAR, ORPHAN, WAITING, UNPINNED, UNKNOWN, NEAR, IDLE)
+#: Unknown: its processes, or its place. Reserved: a job has it, and no process uses it. Idle: none
+#: does.
+STATES = (LOST, FAR, ORPHAN, WAITING, UNPINNED, UNKNOWN, NEAR, RESERVED, IDLE)
 FINDING_STATES = STATES[:6]
 #: State → a letter of the history; a minute without a scan has a dot.
-LETTERS = {
-    LOST: "l",
-    FAR: "f",
-    ORPHAN: "o",
-    WAITING: "w",
-    UNPINNED: "p",
-    UNKNOWN: "u",
-    NEAR: "n",
-    IDLE: "i",
-}
+LETTERS = {state: state[0] for state in STATES} | {UNPINNED: "p"}
 NO_SCAN = "."
 WORST_FIRST = "".join(LETTERS.values()) + NO_SCAN
 
@@ -129,15 +121,14 @@ def by_state(scan: Scan) -> Mapping[str, Mapping[GpuKey, Sequence[AuditedProcess
 
 def states(scan: Scan) -> dict[GpuKey, str]:
     """Return the worst state of every GPU."""
+    states = dict.fromkeys(scan.near, IDLE) | dict.fromkeys(scan.reserved, RESERVED)
+    for process in scan.processes:
+        if not process.is_daemon:
+            states |= dict.fromkeys(process.facts.gpus, NEAR)
     found = by_state(scan)
-    used = {gpu for it in scan.processes if not it.is_daemon for gpu in it.facts.gpus}
-    return {
-        gpu: next(
-            (state for state in FINDING_STATES if gpu in found[state]),
-            NEAR if gpu in used else IDLE,
-        )
-        for gpu in scan.near
-    }
+    for state in reversed(FINDING_STATES):
+        states |= dict.fromkeys(found[state], state)
+    return states
 
 
 def verdict(
@@ -161,7 +152,13 @@ def verdict(
         if names:
             text = f"{' and '.join(names)} {kind.one if number == 1 else kind.many}"
             yield Finding(state, text, kind.remedy, concerns)
-    if any(found.values()) or scan.gone:
+    if scan.reserved:
+        gpus = [*scan.reserved]
+        verb = "is" if len(gpus) == 1 else "are"
+        text = f"{_named(gpus, scan)} {verb} reserved by a job, and used by no process"
+        jobs = [Concern(_named([gpu], scan), job) for gpu, job in scan.reserved.items()]
+        yield Finding(RESERVED, text, None, jobs if remedy is not None else ())
+    if any(found.values()) or scan.gone or scan.reserved:
         return
     used = sum(state == NEAR for state in states(scan).values())
     if not scan.near:

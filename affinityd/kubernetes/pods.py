@@ -247,10 +247,11 @@ class KubeletPods:
 
         `names`: of containers, by the runtime. Of others, without an answer, the last one counts,
         for the pods of that time: later ones may have been given the same devices. Kubelet is not
-        asked if none of the processes is in a pod.
+        asked if none of the processes is in a pod, and the runtime tells of no container. Of those
+        that it tells GPUs are reserved: kubelet lists pods that have ended, too.
         """
         jobs = frozenset(process.facts.membership.job for process in filter(is_of_pod, processes))
-        if not jobs:
+        if not jobs and not names:
             return NamedPods(processes)
         notices = []
         try:
@@ -275,4 +276,10 @@ class KubeletPods:
         named = with_containers(self._candidates, then, known)
         by_pid = {process.facts.pid: process for process in named}
         all_processes = [by_pid.get(process.facts.pid, process) for process in processes]
-        return NamedPods(all_processes, tuple(notices))
+        reserved = {
+            gpu: f"pod {some.container.namespace}/{some.container.pod}"
+            for some in self._candidates
+            if some.container.names in names.values()
+            for gpu in some.container.gpus
+        }
+        return NamedPods(all_processes, tuple(notices), reserved)

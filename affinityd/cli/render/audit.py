@@ -86,6 +86,8 @@ def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
             yield f"GPU {names[key]}: its processes are not known: {scan.unknown[key]}"
         if key in scan.lost:
             yield f"GPU {names[key]}: it is lost or hangs: {RESET_GPU}"
+        if key in scan.reserved:
+            yield f"GPU {names[key]}: reserved: {scan.reserved[key]} has it, and no process uses it"
         if near is None:
             yield f"GPU {names[key]}: its NUMA node is not known: its processes cannot be judged"
     if scan.skipped:

@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 
 from affinityd.audit.document import AuditGpuDocument
 from affinityd.audit.model import CpuTime, Job, Scan
-from affinityd.audit.verdict import LOST
+from affinityd.audit.verdict import LOST, RESERVED
 from affinityd.daemon.metrics import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.text import one_line
 from affinityd.topology.model import GpuKey, Keys, moved
@@ -141,6 +141,11 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
         "affinityd_gpu_orphan_processes",
         "Orphans: processes that hold the GPU, and belong to no job any more.",
         lambda gpu: gpu.orphans,
+    ),
+    MetricFamily(
+        "affinityd_gpu_reserved",
+        "1 if a job is known to have the GPU, and no process uses it, else 0.",
+        lambda gpu: gpu.state == RESERVED if gpu.audited else None,
     ),
     MetricFamily(
         "affinityd_gpu_cpu_seconds_total",

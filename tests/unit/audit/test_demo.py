@@ -5,7 +5,7 @@ import pytest
 from affinityd.audit import demo
 from affinityd.audit.demo import Demo
 from affinityd.audit.document import document
-from affinityd.audit.verdict import LOST, STATES, UNKNOWN, states
+from affinityd.audit.verdict import LOST, RESERVED, STATES, UNKNOWN, states
 from affinityd.machines import BUSY, load
 from affinityd.topology.nearness import CAUSES
 
@@ -14,7 +14,7 @@ PID_MAX_LIMIT = 2**22  #: proc_sys_kernel(5): no process of this machine has suc
 
 def test_it_has_each_state_and_cause_and_no_pid_of_this_machine() -> None:
     scan = Demo(BUSY).scan(load(BUSY))
-    assert {*states(scan).values()} == {*STATES} - {LOST, UNKNOWN}
+    assert {*states(scan).values()} == {*STATES} - {LOST, UNKNOWN, RESERVED}
     assert {process.cause for process in scan.processes} == {*CAUSES, None}
     assert all(process.facts.pid > PID_MAX_LIMIT for process in scan.processes)
     assert any(memory.cause and not scan.used[pid].remote for pid, memory in scan.memory.items())

@@ -9,7 +9,9 @@ import pytest
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.jobs import NOT_THERE, ProcessOwners, membership, service, why_orphan
 from affinityd.audit.model import SLURM, GpuHolders, Holding, Job, Membership, ProcessFacts
+from affinityd.audit.verdict import states
 from affinityd.linux.processes import ProcessTable
+from affinityd.topology.model import GpuKey
 from tests.support.audit_facts import (
     GPU,
     KUBERNETES_POD,
@@ -242,3 +244,35 @@ def test_a_pid_that_the_driver_lists_twice_without_a_process_is_missing(
     found = [auditor.scan(machine).processes for _ in scans]
     assert [[it.facts.pid for it in processes] for processes in found] == missing
     assert {it.orphan for processes in found for it in processes} <= {NOT_THERE}
+
+
+SECOND = ("nvidia", 1)
+
+
+@pytest.mark.parametrize(
+    ("note", "title", "held", "reserved"),
+    [
+        ("gpus=0,1\n", "7.batch", (), {GPU, SECOND}),
+        ("gpus=0,1\n", "7.batch", NAMED, {SECOND}),  # a process uses the other
+        ("gpus=1,9,MIG-a\n", "7.extern", (), {SECOND}),
+        ("gpus=0,1\n", "8.batch", (), set()),  # no Epilog has removed it
+        ("", "7.batch", (), set()),
+    ],
+)
+def test_a_running_job_reserves_the_gpus_of_its_note_that_no_process_uses(
+    tmp_path: Path, note: str, title: str, held: list[Holding], reserved: set[GpuKey]
+) -> None:
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    owners(proc, INIT, STEPD, says=TITLE.format(title))
+    notes = tmp_path / "run/affinityd-jobs"
+    notes.mkdir(parents=True)
+    (notes / "7").write_text(note)
+    auditor, machine = (
+        Auditor(lambda _: GpuHolders(tuple(held)), str(proc)),
+        made({0: "0"}, gpus=[0, 0]),
+    )
+    auditor.scan(machine)
+    scan = auditor.scan(machine)  # from which on a holder without a process counts
+    assert scan.reserved == dict.fromkeys(reserved, "slurm 7")
+    assert [states(scan)[gpu] for gpu in sorted(reserved)] == ["reserved"] * len(reserved)

@@ -62,6 +62,11 @@ def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
             "near",
             [FROM_NEAR],
         ),
+        (
+            scan(reserved={GPU0: "slurm 7"}),
+            "reserved",
+            ["GPU 0 is reserved by a job, and used by no process"],
+        ),
         (scan(unknown={GPU0: "silent"}), "unknown", ["GPU 0 cannot be judged"]),
         (
             scan(FAR_FROM_1, unknown={GPU0: "silent"}, lost=frozenset([GPU0])),

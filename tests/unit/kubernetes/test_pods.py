@@ -270,6 +270,18 @@ def test_the_runtime_names_containers_of_which_kubelet_says_nothing(
     assert process.facts.given.gpus == (("nvidia", 0),)
 
 
+def test_gpus_are_reserved_by_containers_that_the_runtime_tells(
+    kubelet: Kubelet, path: Path
+) -> None:
+    kubelet.answer = pod("waits")  # kubelet goes on to list a pod that has ended
+    pods = KubeletPods(f"{path}")
+    assert pods.name(NODE, [], {"a" * 64: ("team", "waits", "main")}).reserved == {
+        ("nvidia", 0): "pod team/waits"
+    }
+    assert pods.name(NODE, [], {"a" * 64: ("team", "other", "main")}).reserved == {}
+    assert pods.name(NODE, [IN_POD]).reserved == {}
+
+
 def test_a_matched_process_has_all_gpus_of_its_container() -> None:
     containers = (given("train", "GPU-0", "GPU-1"),)
     (its,) = with_containers(Candidate.all_of(containers, NODE), [in_pod(0)], NO_KNOWN)

@@ -12,7 +12,7 @@ const LETTERS = 11; // in a GPU's box on the picture
 const MANY_GPUS = 16; // whose cards are smaller
 const MOST_JOBS = 4; // on a card
 // Letter of the history → its state, and the height of its bar.
-const STATES = { f: ["far", 10], o: ["orphan", 8], w: ["waiting", 7], p: ["unpinned", 6], u: ["unknown", 5], n: ["near", 4], i: ["idle", 2] };
+const STATES = { f: ["far", 10], o: ["orphan", 8], w: ["waiting", 7], p: ["unpinned", 6], u: ["unknown", 5], n: ["near", 4], r: ["reserved", 3], i: ["idle", 2] };
 
 const section = document.getElementById("now");
 const running = document.querySelector("[name=running]");

@@ -79,6 +79,7 @@ HUNG = Audit(MACHINE, scan(unknown={GPU0: "silent"}, lost=frozenset([GPU0])))
 AWAY = Audit(replace(MACHINE, gpus=MACHINE.gpus[:1]), scan(gone=MACHINE.gpus[1:]))
 NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU0: None}))
 
+RESERVED = Audit(MACHINE, scan(process(1), reserved={GPU1: "slurm 7"}))
 WAITED = {GPU0: CpuTime(8.0, 2.0, 2.5, 1.5), GPU1: CpuTime()}
 WAITING = Audit(MACHINE, scan(process(1), gpu_time=WAITED))
 UNCOUNTED = Audit(MACHINE, scan(process(1), gpu_time=WAITED, counts_waits=False))
@@ -96,6 +97,9 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, "0", SINCE, {"": 1700000000.5}),
         (FOUND, "0", "gpu_processes", {**NONE, "local": 1, "remote": 1, "unpinned": 1}),
         (FOUND, "0", "gpu_orphan_processes", {"": 1}),
+        (FOUND, "0", "gpu_reserved", {"": 0}),
+        (RESERVED, "1", "gpu_reserved", {"": 1}),
+        (UNKNOWN, "0", "gpu_reserved", {}),
         (FOUND, "0", "gpu_cpu_seconds_total", {"": 8}),
         (FOUND, "0", "gpu_remote_cpu_seconds_total", {"": 2}),
         (FOUND, "0", "gpu_lost", {"": 0}),
