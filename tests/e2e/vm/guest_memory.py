@@ -97,11 +97,11 @@ def on_nodes(pid: int) -> dict[int, int]:
 
 def sampled(pid: int) -> Document:
     """Return how many samples have the true share of each node in their interval."""
-    truth = on_nodes(pid)
-    whole = sum(truth.values())
     within: Counter[int] = Counter()
-    memory = resident_memory(pid)
+    truth, memory = on_nodes(pid), resident_memory(pid)
     for run in range(RUNS):
+        truth = on_nodes(pid)  # the kernel may swap pages, or make huge ones of them, meanwhile
+        whole = sum(truth.values())
         memory = resident_memory(pid, Random(run))  # noqa: S311 - the same pages each time
         for node, size in truth.items():
             share = memory.share({node})
@@ -112,5 +112,6 @@ def sampled(pid: int) -> Document:
         "size": memory.size,
         "sizes": memory.sizes,
         "kinds": sorted({kind for kind, _ in memory.drawn}),
+        "drawn": {f"{kind} on node {node}": pages for (kind, node), pages in memory.drawn.items()},
         "locked": memory.locked,
     }
