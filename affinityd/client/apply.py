@@ -172,6 +172,8 @@ def threads_to_start(cpus: CpuSet, limit: int | None, number: int | None) -> Ite
     usable = len(cpus) if limit is None else min(limit, len(cpus))
     if number is not None and not os.environ.get(OMP_THREADS):
         os.environ[OMP_THREADS] = f"{min(number, usable)}"
+    if number is not None:  # what os.cpu_count() returns, from Python 3.13 on
+        os.environ.setdefault("PYTHON_CPU_COUNT", f"{usable}")
     for variable in THREAD_COUNTS:
         asked = environment.number(os.environ.get(variable, "").partition(",")[0])
         if asked is not None and asked > usable:

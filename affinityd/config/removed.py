@@ -15,7 +15,7 @@ TO_PIN = (
     "the daemon changes nothing that runs; affinityd audit names the processes that run far from "
     "their GPUs, and affinityd pin --tree PID pins one"
 )
-SWITCHES_REMEDY = "docs/binders.md has the switch of each binder"
+SWITCHES_REMEDY = "docs/exec.md has the switch of each binder"
 #: By the words after `affinityd`: what to use instead.
 REMOVED_COMMANDS: Mapping[str, str] = {
     "enforce": TO_PIN,

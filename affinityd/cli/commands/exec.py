@@ -194,7 +194,7 @@ def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switc
         nics = [f"NICs for {libraries}: {ports}"] if libraries else []
         lines = [summary(plan, cpus, process, parameters), *nics, *lines]
     if os.environ.get(OWN):
-        lines.append(f"{OWN} is removed, and ignored: docs/binders.md has each binder's switch")
+        lines.append(f"{OWN} is removed, and ignored: docs/exec.md has each binder's switch")
     sets_threads = "threads" in options or variables.get(apply.THREADS) == apply.AUTO
     threads = plan.threads if sets_threads else None
     for line in (*lines, *apply.threads_to_start(cpus, process.cpu_limit, threads)):

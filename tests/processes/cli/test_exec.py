@@ -232,6 +232,7 @@ def test_variables_tell_the_command_its_cpus_and_number_of_threads(
         said = dict(line.split("=", 1) for line in done.stdout.splitlines())
         names = ("AFFINITYD_CPULIST", "AFFINITYD_LOCALITY", "AFFINITYD_ALLOWED", "OMP_NUM_THREADS")
         assert [said.get(name) for name in names] == [FAR, "local", BOTH, threads]
+        assert said.get("PYTHON_CPU_COUNT") == ("1" if threads else None)
 
 
 @needs_cpuset
@@ -380,7 +381,7 @@ def test_what_0_2_had_for_other_binders_is_refused_or_warned_of(
     assert (done.status, "exec --check is removed: " in done.stderr) == (125, True)
     assert not (tmp_path / "started").exists()  # --check started nothing
     done = exec_("--gpus=0", "--own", *touch, env=here)
-    assert done.stderr.startswith("affinityd exec: --own is removed: docs/binders.md has ")
+    assert done.stderr.startswith("affinityd exec: --own is removed: docs/exec.md has ")
     assert done.stderr.endswith("; the command runs unpinned\n")
     assert (tmp_path / "started").exists()
     done = exec_("--gpus=0", "--", "true", env={**here, "AFFINITYD_OWN": "1"})
