@@ -42,8 +42,10 @@ def created(
     cpus: str = "",
     mems: str = "",
     cgroup: str = "",
+    pod_shares: int = 0,
 ) -> bytes:
-    parent = wire.field(8, wire.field(3, cgroup))
+    of_pod = wire.field(2, wire.field(2, wire.field(1, wire.field(1, pod_shares))))
+    parent = wire.field(8, of_pod + wire.field(3, cgroup))
     names = wire.field(1, f"pod-{number}") + wire.field(2, "job") + wire.field(4, namespace)
     pod = names + pairs(5, labels or {}) + pairs(6, pod_annotations or {}) + parent
     cpu = wire.field(1, wire.field(1, shares)) + wire.field(6, cpus) + wire.field(7, mems)

@@ -160,7 +160,7 @@ def adjust(
     # A cpuset is another's: of kubelet's static policy, which gives every container one.
     is_taken, cpuset = bool(container.cpus), parse_list(container.cpus)
     usable = within if not is_taken else cpuset if within is None else cpuset & within
-    reply = _planned(node, container, choices.options, granted, usable)
+    reply = _planned(node, pod, container, choices.options, granted=granted, within=usable)
     if any(rank.locality == UNKNOWN for rank in reply.ranks):
         note = "it stays, since the NUMA node of a GPU is not known"
         return Adjustment(UNKNOWN, note=note, locality=UNKNOWN)
@@ -173,7 +173,7 @@ def adjust(
         note = f"observe: would run on {where}"
         told = _unset(container, {"AFFINITYD_UNPINNED": note})
         return Adjustment(OBSERVED, told, note=note, locality=place)
-    is_enough = len(reply.cpus) >= min(container.asked, len(reply.allowed))
+    is_enough = len(reply.cpus) >= min(container.asked or pod.asked, len(reply.allowed))
     pins = is_enough and not is_taken and not keeps and within is not None
     if pins and runs and not _lists_gpus(container):
         note = "its CPUs stay until it starts again: its spec lists no device file of its GPU"
@@ -200,12 +200,19 @@ def adjust(
 
 
 def _planned(
-    node: Node, container: Container, options: Options, granted: str, within: CpuSet | None
+    node: Node,
+    pod: Pod,
+    container: Container,
+    options: Options,
+    *,
+    granted: str,
+    within: CpuSet | None,
 ) -> Reply:
     """Return the plan, all CPUs near its GPUs, and others if it asked for more.
 
     More than near ones also if these are too few for all containers with GPUs there. A container
-    that has asked for nothing counts as if it had asked for its GPUs' part of the node's CPUs.
+    that has asked for nothing counts as if it had asked for its GPUs' part of the node's CPUs, or
+    for all that its pod asked for.
     """
     task = Task(granted=granted, nvidia_visible=listed(container), cpuset=within)
     ranks = gpus_seen(node.topology, task).by_index.values()
@@ -217,7 +224,7 @@ def _planned(
     part = 0  # a mode that was chosen says it
     if options.mode == "node":
         part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
-    each = -(-max(container.asked or part, together) // len(ranks)) if gpus else 0
+    each = -(-max(container.asked or max(part, pod.asked), together) // len(ranks)) if gpus else 0
     return answer(node, Request(task, options=replace(options, cpus=each or None)))
 
 

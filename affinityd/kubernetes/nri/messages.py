@@ -34,6 +34,7 @@ class Pod:
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     cgroup: str  #: the parent of its containers'; of systemd only the last part, a slice
+    asked: int  #: the CPUs of its request or its limit: its own, or its containers' sum
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,16 @@ def removed(event: bytes) -> str | None:
 
 
 def _pod(pod: Message) -> Pod:
+    linux = embedded(pod, 8)
+    resources = _resources(embedded(linux, 2))
     return Pod(
         id=text(pod, 1),
         namespace=text(pod, 4),
         name=text(pod, 2),
         labels=_mapping(pod, 5),
         annotations=_mapping(pod, 6),
-        cgroup=text(embedded(pod, 8), 3),
+        cgroup=text(linux, 3),
+        asked=max(-(-resources["shares"] // CPU_SHARES), resources["limit"] or 0),
     )
 
 

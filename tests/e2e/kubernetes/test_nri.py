@@ -14,7 +14,14 @@ from tests.e2e.kubernetes.adjusted import (
     serving,
     started,
 )
-from tests.e2e.kubernetes.cluster import ONE_CPU, POD_RESOURCES, Cluster, plugin, running
+from tests.e2e.kubernetes.cluster import (
+    ONE_CPU,
+    POD_RESOURCES,
+    Cluster,
+    Process,
+    plugin,
+    running,
+)
 from tests.e2e.kubernetes.two_nodes import restart
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
@@ -82,6 +89,19 @@ def test_a_pod_chooses_by_annotations(cluster: Cluster, tmp_path: Path) -> None:
         seen = {"affinityd/switch": "observe"}
         (watched,) = started(cluster, "watched", container("c"), annotations=seen).values()
         assert (watched.cpus, [*watched.told]) == (BOTH, ["AFFINITYD_UNPINNED"])
+
+
+def test_a_pod_s_own_request_counts_for_a_container_without_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    one = {**container("one"), "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    amounts = {"cpu": "1500m", "memory": "64Mi"}
+    with serving(cluster, tmp_path):
+        spec = {"containers": [one], "resources": {"requests": amounts, "limits": amounts}}
+        (pid,) = cluster.start_pod("pod-level", spec, namespace=CHOSEN)
+        assert Process(pid).cpus == BOTH
+        (process,) = started(cluster, "container-level", one).values()
+        assert process.cpus == (NEAR, FAR)[process.gpu // 2]
 
 
 def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one_again(

@@ -112,6 +112,10 @@ def test_a_container_s_cpuset_is_near_its_gpus(request_: dict[str, Any], cpus: s
     ("request_", "least"),
     [
         ({"shares": 100 * 1024}, 100),
+        ({"shares": 250 * 1024}, 250),
+        ({"shares": 250 * 1024, "quota": 250 * 100000}, 250),
+        ({"shares": 2, "quota": 250 * 100000}, 250),
+        ({"shares": 2, "pod_shares": 250 * 1024}, 250),  # the pod's own, of pod-level resources
         ({"shares": 2048, "quota": 40 * 100000}, 40),
         ({"shares": 40 * 1024 + 1, "devices": ["/dev/nvidia0", "/dev/nvidia2"]}, 41),
         ({"shares": 24 * 1024}, 48),  # of the node's 32, as another's GPU is there
