@@ -10,10 +10,10 @@ import pytest
 
 from affinityd.linux.cgroup import mask_of
 from tests.e2e.kubernetes import machine
-from tests.e2e.kubernetes.chart import LABEL, SLEEPS, Chart, Job, named
-from tests.e2e.kubernetes.cluster import NODE, Cluster
+from tests.e2e.kubernetes.chart import CHART, LABEL, PODS, SLEEPS, Chart, Job, named
+from tests.e2e.kubernetes.cluster import AFFINITYD, NODE, Cluster
 from tests.support.daemons import eventually
-from tests.support.tiny import CPUS, NEAR
+from tests.support.tiny import CPUS, NEAR, printed
 
 USER, ANOTHER = 65532, 12345  #: the daemon's of the image, and one of an earlier daemon
 PLAN = "/plan?gpus=all&mode=node&format=cpulist"
@@ -59,6 +59,27 @@ def test_the_init_step_gives_the_folder_to_a_daemon_that_has_no_privileges(chart
     assert "Read-only file system" in chart.shell("touch /var/tmp/a").stderr
 
 
+def test_a_second_release_leaves_the_folder_to_the_daemon_that_answers_in_it(
+    chart: Chart, values: Mapping[str, Any]
+) -> None:
+    """It would run as root, and take the folder from the first one's user."""
+    run, second = chart.cluster.run, Chart(chart.cluster, "second")
+    root = {**values, "kubernetes": {"nri": {"enabled": True}}}
+    where = "--namespace second --create-namespace --values -"
+    run(f"helm install affinityd {CHART} {where}", json.dumps(root))
+    try:
+
+        def log() -> str:
+            words = f"logs -l {PODS} -c folder --tail=-1"
+            return chart.cluster.shell(f"kubectl -n second {words}").stdout
+
+        eventually(lambda: "another daemon answers in this folder" in log(), "it refuses")
+        folder = chart.cluster.root / "run/affinityd"
+        assert {it.stat().st_uid for it in (folder, *folder.iterdir())} == {USER}
+    finally:
+        second.uninstall()
+
+
 def helm_test(chart: Chart) -> tuple[int, str]:
     """Return the status of `helm test`, and what its pod printed."""
     ended = chart.cluster.shell(f"helm test affinityd --namespace {chart.namespace} --logs")
@@ -98,6 +119,43 @@ def test_an_upgrade_turns_the_audit_on(chart: Chart, values: Mapping[str, Any], 
     eventually(lambda: "label the pod affinityd=on" in chart.exec("affinityd audit"), "it says so")
     assert mask_of(pid) == frozenset(CPUS)
     assert {pid: mask_of(pid) for pid in job.pids} == before
+
+
+ASKS = """
+import http.client, socket
+connection = http.client.HTTPConnection("localhost")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect("/run/affinityd/affinityd.sock")
+connection.request("GET", "/audit")
+print(connection.getresponse().read().decode())
+"""
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_a_tenant_s_pod_sees_counts_only_of_another_s_of_the_same_uid(
+    chart: Chart, uid: int
+) -> None:
+    cluster = chart.cluster
+    socket = cluster.root / "run/affinityd/affinityd.sock"
+    mount = {"name": "socket", "mountPath": "/run/affinityd"}
+    main = {"name": "main", "image": AFFINITYD[0], "command": SLEEPS, "volumeMounts": [mount]}
+    spec = {
+        "securityContext": {"runAsUser": uid, "runAsGroup": uid},
+        "volumes": [{"name": "socket", "hostPath": {"path": "/run/affinityd"}}],
+        "containers": [main],
+    }
+    pids = [cluster.start_pod(f"{name}-{uid}", spec)[0] for name in ("theirs", "mine")]
+    machine.use(0, pids[0])
+
+    def seen_by_root() -> set[int]:
+        document = json.loads(printed("curl", "-s", "--unix-socket", socket, "http://node/audit"))
+        return {process["pid"] for process in document["processes"]}
+
+    eventually(lambda: pids[0] in seen_by_root(), "root of the node sees it")
+    document = json.loads(cluster.run(f"kubectl exec -i mine-{uid} -- python3 -", ASKS))
+    assert not {"processes", "pin_overlaps"} & document.keys()
+    assert sum(document["gpus"][0]["processes"].values()) >= 1
+    cluster.run(f"kubectl delete pod theirs-{uid} mine-{uid} --now")
 
 
 def test_a_job_starts_while_no_node_is_chosen_and_helm_test_says_so(chart: Chart) -> None:
