@@ -47,6 +47,14 @@ def choose_gpus(
     return tuple(tuple(sorted(chosen[rank * each : (rank + 1) * each])) for rank in range(ranks))
 
 
+def deal_in_order(ranks: int, gpus: int, each: int | None) -> tuple[tuple[int, ...], ...]:
+    """Return the GPUs of each rank by its number; more ranks than GPUs are neighbors on them."""
+    each = gpus_of_each(ranks, gpus, each)
+    if ranks > gpus:
+        return tuple((rank * gpus // ranks,) for rank in range(ranks))
+    return tuple(tuple(range(rank * each, (rank + 1) * each)) for rank in range(ranks))
+
+
 def gpus_of_each(ranks: int, gpus: int, each: int | None) -> int:
     """Return how many GPUs each rank has; None: as many as there are for each. Raises as above."""
     for number, most, noun in ((ranks, MOST_RANKS, "ranks"), (gpus, MOST_GPUS, "GPUs")):

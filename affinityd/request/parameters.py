@@ -328,6 +328,10 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
         request = request._replace(choose="gpu")
     if request.gpus_per_rank and not request.choose:
         raise InvalidRequestError("gpus_per_rank is for GPUs that are chosen; add choose=gpu")
+    if request.choose and request.task.gpus is not None:
+        raise InvalidRequestError(
+            "choose=gpu takes the visible GPUs, and gpus names some; give one of them"
+        )
     if not environ:
         return request
     task = read_task(environ, request.task, request.options, names)

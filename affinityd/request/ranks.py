@@ -16,7 +16,7 @@ from affinityd.config import GPU_ORDER
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import BoundError, InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.planner import Demand, Options, Plan, PlanWarning
-from affinityd.planner.choose import choose_gpus, gpus_of_each
+from affinityd.planner.choose import choose_gpus, deal_in_order
 from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
@@ -161,45 +161,43 @@ def plan_chosen(
     raised, which says what is not known. `cpus` are those to plan on, `mask` those of now.
     """
     task, topology, slurm = request.task, node.topology, request.task.slurm
-    if task.gpus is not None:
-        raise InvalidRequestError(
-            "choose=gpu takes the visible GPUs, and gpus names some; give one of them"
-        )
     if len(entries) == 1 or (slurm and has_bound_gpus(slurm, entries)):
         return None
     asking, ranks = _ranks_of_node(task)
     known = _known_cpus(topology, task, ranks, cpus, mask)
-    _check_entries(task, entries)
+    for name, device in entries:
+        if device.gpu.numa_node is None:
+            why = f"the machine does not say on which NUMA node GPU {name} is"
+            raise UnsatisfiableError(f"choose: {why}, one of those to choose from")
+    if slurm:
+        check_step_gpus(slurm, entries)
     if known:
-        in_order = sorted(entries, key=lambda entry: entry[1].gpu.key)
-        chosen = _choose_once(topology, known, gpus_of(in_order), request.gpus_per_rank)
-        dealt = tuple(tuple(in_order[place] for place in places) for places in chosen)
+        entries = sorted(entries, key=lambda entry: entry[1].gpu.key)
+        places = _choose_once(topology, known, gpus_of(entries), request.gpus_per_rank)
     else:
-        dealt = _deal_in_order(entries, ranks, request.gpus_per_rank)
-    own = tuple(chain.from_iterable(dealt[rank] for rank in asking))
+        places = deal_in_order(ranks, len(entries), request.gpus_per_rank)
+    dealt = tuple(tuple(entries[place] for place in own) for own in places)
     visible: dict[int, dict[str, str]] = {}
     for rank in asking if len(dealt[0]) < len(entries) else ():
-        numbers = _numbers_of(topology, task, seen, dealt[rank])
-        variable, value = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
-        visible[rank] = with_cuda(variable, value, dict(task.lists))
+        visible[rank] = _variables_of(topology, task, seen, dealt[rank])
     is_command_s = bool(task.masks) and slurm is None
     if (not known or ranks == 1) and not (task.bound or is_command_s):
         planned = _plan_near(node, request, dealt, asking[0], allowed)
         return planned._replace(visible=visible)
     kept = known or (cpus,) * ranks
+    options = Options(strict=request.options.strict)
+    because = "the rank keeps its CPUs, and its GPUs are chosen"
+    own: list[Entry] = []
     plans = []
     for rank in asking:
-        options = Options(strict=request.options.strict)
-        because = "the rank keeps its CPUs, and its GPUs are chosen"
+        own += dealt[rank]
         gpus = gpus_of(dealt[rank])
         plans.append(plan_within(topology, gpus, kept[rank], options, because=because, rank=rank))
-    plan = Plan(
-        tuple(chain.from_iterable(plan.ranks for plan in plans)),
-        "requested",
-        tuple(chain.from_iterable(plan.warnings for plan in plans)),
-    )
+    of_ranks = chain.from_iterable(plan.ranks for plan in plans)
+    warnings = chain.from_iterable(plan.warnings for plan in plans)
+    result = Plan(tuple(of_ranks), "requested", tuple(warnings))
     allowed = frozenset[int]().union(*(kept[rank] for rank in asking))
-    return Planned(own, frozenset(asking), request.options, plan, allowed, visible=visible)
+    return Planned(tuple(own), frozenset(asking), request.options, result, allowed, visible=visible)
 
 
 def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
@@ -214,16 +212,6 @@ def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
     if task.rank[0] >= task.ranks:
         raise InvalidRequestError(f"choose: rank {task.rank[0]} is not one of {task.ranks} ranks")
     return [task.rank[0]], task.ranks
-
-
-def _check_entries(task: Task, entries: Sequence[Entry]) -> None:
-    """Raise UnsatisfiableError where GPUs may not be all ranks', or one is of unknown place."""
-    for name, device in entries:
-        if device.gpu.numa_node is None:
-            why = f"the machine does not say on which NUMA node GPU {name} is"
-            raise UnsatisfiableError(f"choose: {why}, one of those to choose from")
-    if task.slurm:
-        check_step_gpus(task.slurm, entries)
 
 
 def _known_cpus(
@@ -255,26 +243,20 @@ def _known_cpus(
     return known if len(set(known)) > 1 else ()
 
 
-def _deal_in_order(entries: Sequence[Entry], ranks: int, each: int | None) -> GpusOfRanks:
-    """Return the GPUs of each rank by its number; more ranks than GPUs are neighbors on them."""
-    each = gpus_of_each(ranks, len(entries), each)
-    if ranks > len(entries):
-        return tuple((entries[rank * len(entries) // ranks],) for rank in range(ranks))
-    return tuple(tuple(entries[rank * each : (rank + 1) * each]) for rank in range(ranks))
-
-
-def _numbers_of(
+def _variables_of(
     topology: Topology, task: Task, seen: VisibleDevices, own: Sequence[Entry]
-) -> list[int]:
-    """Return the numbers of GPUs as the driver counts them, or as places in a process's list.
+) -> dict[str, str]:
+    """Return the variables that leave a rank these GPUs, by their numbers as its driver counts.
 
     A note of the job, or a variable of the container, hides no GPU from the driver.
     """
+    numbers = [int(name) for name, _ in own]
     opened = gpus_seen(topology, replace(task, granted=task.opened, nvidia_visible=None))
     if task.visible is None and len(opened.by_index) > len(seen.by_index):
         devices = [device for _, device in own]
-        return [number for number, device in opened.by_index.items() if device in devices]
-    return [int(name) for name, _ in own]
+        numbers = [number for number, device in opened.by_index.items() if device in devices]
+    variable, value = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
+    return with_cuda(variable, value, dict(task.lists))
 
 
 def _plan_near(

@@ -26,7 +26,7 @@ from affinityd.errors import InvalidRequestError
 from affinityd.grouping import grouped
 from affinityd.planner import Options
 from affinityd.request.formats import render
-from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
+from affinityd.request.parameters import FORMATS, PARAMETERS, parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.request.task import visible_lists
 from affinityd.text import quote
@@ -69,13 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
     form = chosen.pop("format", TABLE)
     if form not in FORMS:
         raise InvalidRequestError(f"format: {quote(form)} is not one of {', '.join(FORMS)}")
-    request = parse_request(chosen.items())
+    request = parse_query(chosen.items())
     if bool(arguments.cpus_of) != bool(request.choose):
         raise InvalidRequestError(
             "--choose-gpu and --cpus-of go together: give --cpus-of LIST once for each rank"
         )
-    if not request.choose and request.gpus_per_rank:
-        raise InvalidRequestError("--gpus-per-rank is for GPUs that are chosen; add --choose-gpu")
     if request.choose and {"rank", "ranks", "job", "cpuset"} & chosen.keys():
         raise InvalidRequestError("--cpus-of says the ranks and their CPUs; give no others")
     settings = load_settings(arguments)
