@@ -151,6 +151,7 @@ def plan_chosen(
     *,
     cpus: CpuSet,
     mask: CpuSet | None,
+    within: CpuSet | None,
     allowed: CpuSet,
 ) -> Planned | None:
     """Plan ranks on GPUs that are chosen for them, of those that all ranks of a node see.
@@ -158,13 +159,14 @@ def plan_chosen(
     It is one of four cases, and the same one in every rank. The GPUs are the rank's own, also as
     chosen before: None. The CPUs of all ranks are known: they keep them, and have the GPUs near
     them. The launcher has bound none: rank i has GPU i, and CPUs near it. Else AffinityError is
-    raised, which says what is not known. `cpus` are those to plan on, `mask` those of now.
+    raised, which says what is not known. `cpus` are those to plan on, `mask` those of now,
+    `within` those of its cgroup.
     """
     task, topology, slurm = request.task, node.topology, request.task.slurm
     if len(entries) == 1 or (slurm and has_bound_gpus(slurm, entries)):
         return None
     asking, ranks = _ranks_of_node(task)
-    known = _known_cpus(topology, task, ranks, cpus, mask)
+    known = _known_cpus(topology, task, ranks, cpus=cpus, mask=mask, within=within)
     for name, device in entries:
         if device.gpu.numa_node is None:
             why = f"the machine does not say on which NUMA node GPU {name} is"
@@ -215,15 +217,24 @@ def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
 
 
 def _known_cpus(
-    topology: Topology, task: Task, ranks: int, cpus: CpuSet, mask: CpuSet | None
+    topology: Topology,
+    task: Task,
+    ranks: int,
+    *,
+    cpus: CpuSet,
+    mask: CpuSet | None,
+    within: CpuSet | None,
 ) -> tuple[CpuSet, ...]:
     """Return the CPUs that the launcher gave each rank of a node; (): it bound none of several.
 
     A pin that affinityd made of the launcher's list counts as what the list has: other ranks may
     not be pinned, and all choose alike. Raises UnsatisfiableError where they are not known.
     """
-    if task.masks_unknown:
-        raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {task.masks_unknown}")
+    unknown = task.masks_unknown
+    if task.cpuset is None and ranks > 1 and not cpus >= topology.online & (within or cpus):
+        unknown = f"the caller is bound to {format_list(cpus)}: cpuset says what all ranks have"
+    if unknown and not task.masks:
+        raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {unknown}")
     if not task.masks:
         return (cpus,) if ranks == 1 else ()
     listed = task.masks

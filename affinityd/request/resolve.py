@@ -152,7 +152,9 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     if request.choose:
         request = request._replace(task=task)
         cpus = topology.online & cpuset
-        planned = plan_chosen(node, request, seen, entries, cpus=cpus, mask=mask, allowed=allowed)
+        planned = plan_chosen(
+            node, request, seen, entries, cpus=cpus, mask=mask, within=within, allowed=allowed
+        )
         if task.bound is not None and planned is None:
             raise BoundError(task.bound)
     if planned is None and task.slurm:

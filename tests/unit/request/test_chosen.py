@@ -131,3 +131,11 @@ def test_the_cpus_that_are_stated_count_before_the_mask_of_the_caller() -> None:
     stated = {"cpuset": "32-47", "mask": "0-15", "may_use": "0-127", "gpus_per_rank": "2"}
     reply = ask(machine("mi250x"), mode="node", choose="gpu", **stated)
     assert (gpus_of(reply), format_list(reply.cpus)) == ("6,7", "32-47")
+
+
+def test_a_caller_that_is_bound_and_sends_no_variables_is_one_of_ranks_with_unknown_cpus() -> None:
+    two = {"mode": "node", "choose": "gpu", "rank": "1", "ranks": "2"}
+    with pytest.raises(AffinityError, match=r"not known: the caller is bound to 0-15: cpuset says"):
+        ask(machine("mi250x"), mask="0-15", may_use="0-127", **two)
+    for known in ({"mask": "0-15"}, {"mask": "0-7", "may_use": "0-127", "cpuset": "0-15"}, {}):
+        assert gpus_of(ask(machine("mi250x"), **known, **two)) == "4,5,6,7"
