@@ -165,15 +165,13 @@ class ProcessContext:
             limit &= self.cpuset or limit
         if self.is_bound(limit):
             return {environment.SLICE: format_list(limit), environment.ALLOWED: None}
-        narrowed = format_list(limit) if is_choice and not self._is_unbound(limit) else None
+        of_launcher, _ = self.launcher if is_choice else (None, None)
+        is_unbound = of_launcher is not None and limit >= of_launcher
+        is_narrowed = is_choice and not is_unbound and not limit >= (self.cpuset or limit)
+        narrowed = format_list(limit) if is_narrowed else None
         if environment.SLURM_JOB in environ and not is_pinned:
             return {environment.SLICE: narrowed}  # the other is of the pin of its slice, or unset
         return {environment.SLICE: narrowed, environment.ALLOWED: format_list(limit)}
-
-    def _is_unbound(self, cpus: CpuSet) -> bool:
-        """Return whether these are all CPUs of its launcher, or of its cgroup."""
-        of_launcher, _ = self.launcher
-        return (of_launcher is not None and cpus >= of_launcher) or cpus >= (self.cpuset or cpus)
 
     def _check_list(self) -> None:
         """Raise InvalidRequestError if the visible GPUs may be of this rank of several alone.

@@ -132,16 +132,12 @@ def rebinding(
         if value.lower() in environment.NO_BINDING or os.environ.get(name, "").lower() == off:
             continue
         line = f"{variable}={value} binds threads anew afterwards; to end that: {switch}"
-        if variable.startswith("OMP_") and _shares_cpus(plan, process, chosen):
-            line += f"; {SAME_PLACES}"
+        rank = process.rank
+        is_lone = rank is None or rank.size == 1 or process.is_bound(plan.allowed)
+        if variable.startswith("OMP_") and not is_lone:
+            from affinityd.planner.modes import MODES  # noqa: PLC0415 - few have a binder to come
+
+            mode = MODES.get(chosen.get("mode", "node").replace("-", "_"))
+            if mode and mode.shares:  # other ranks may have the same CPUs
+                line += f"; {SAME_PLACES}"
         yield line
-
-
-def _shares_cpus(plan: ProcessPlan, process: ProcessContext, chosen: Mapping[str, str]) -> bool:
-    """Return whether other ranks of this process's launcher may have the same CPUs."""
-    from affinityd.planner.modes import MODES  # noqa: PLC0415 - few have a binder to come
-
-    mode = MODES.get(chosen.get("mode", "node").replace("-", "_"))
-    if process.rank is None or process.rank.size == 1 or mode is None or not mode.shares:
-        return False
-    return not process.is_bound(plan.allowed)

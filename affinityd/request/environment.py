@@ -301,13 +301,6 @@ def chooses_gpu(environ: Environment) -> bool:
     return word in YES and environ.keys().isdisjoint((LOCAL_RANK, GPUS))
 
 
-def with_cuda(name: str, value: str, lists: Environment) -> dict[str, str]:
-    """Return a variable with CUDA's, which HIP reads as places in the list that ROCR leaves."""
-    if name == ROCR and lists.get(CUDA):
-        return {name: value, CUDA: ",".join(map(str, range(gpus_in(value))))}
-    return {name: value}
-
-
 def job_cpus(environ: Environment) -> int | None:
     """Return how many CPUs a job has on this node; None: unknown.
 

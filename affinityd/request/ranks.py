@@ -22,7 +22,7 @@ from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
 from affinityd.planner.slices import plan_within
 from affinityd.request.devices import Entry, VisibleDevices, all_devices, named, narrowed
-from affinityd.request.environment import MAX_ENTRIES, with_cuda
+from affinityd.request.environment import CUDA, MAX_ENTRIES, ROCR
 from affinityd.request.parameters import Request
 from affinityd.request.task import BLOCK, UNKNOWN_ORDER, SlurmTask, Task, gpus_seen
 from affinityd.topology.model import Gpu, Node, Topology
@@ -267,7 +267,9 @@ def _variables_of(
         devices = [device for _, device in own]
         numbers = [number for number, device in opened.by_index.items() if device in devices]
     variable, value = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
-    return with_cuda(variable, value, dict(task.lists))
+    if variable == ROCR and dict(task.lists).get(CUDA):  # HIP counts places in ROCR's list by it
+        return {variable: value, CUDA: ",".join(map(str, range(len(numbers))))}
+    return {variable: value}
 
 
 def _plan_near(

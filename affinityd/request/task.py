@@ -159,9 +159,8 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
     size = None if rank is None else rank.size
     if rank is None or stated.rank:
         return replace(task, job=None, ranks=stated.ranks or size)
-    if not is_named and not stated.ranks and _has_own_gpus(environ, task, options):
-        return _kept_apart(environ, task, rank.number, size or 1)
-    return replace(task, job=None, rank=(rank.number,), ranks=stated.ranks or size)
+    apart = None if is_named or stated.ranks else _kept_apart(environ, task, rank, options)
+    return apart or replace(task, job=None, rank=(rank.number,), ranks=stated.ranks or size)
 
 
 def _read_numberings(environ: Environment, stated: Task) -> Task:
@@ -265,8 +264,9 @@ def _slice_of(
     environ: Environment, stated: Task, launched: Rank | None, *, is_named: bool
 ) -> CpuSet | None:
     """Return the CPUs to which a launcher bound a rank. Raises InvalidRequestError."""
-    if is_named and launched and launched.variable == env.SLURM_TASK and launched.size:
-        slices = [mask for mask in _slurm_masks(environ)[: launched.size] if mask]
+    is_task = launched is not None and launched.variable == env.SLURM_TASK and launched.size
+    if is_named and launched and is_task and _has_slurm_masks(environ):
+        slices = [mask for mask in _bind_list(environ)[: launched.size] if mask]
         if len(slices) > 1 and sum(map(len, slices)) == len(frozenset().union(*slices)):
             return stated.cpuset  # whichever GPU it uses, the others keep theirs
     try:
@@ -302,11 +302,6 @@ def _bound_by(environ: Environment) -> str | None:
 def _has_slurm_masks(environ: Environment) -> bool:
     """Return whether Slurm chose the masks of the tasks of a step."""
     return environ.get("SLURM_CPU_BIND_LIST", "").startswith("0x")
-
-
-def _slurm_masks(environ: Environment) -> tuple[CpuSet, ...]:
-    """Return the masks that Slurm chose for the tasks of a step; (): it chose none."""
-    return _bind_list(environ) if _has_slurm_masks(environ) else ()
 
 
 def _bind_list(environ: Environment) -> tuple[CpuSet, ...]:
@@ -358,7 +353,7 @@ def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None
         number=task,
         tasks=tasks,
         step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
-        masks=_slurm_masks(environ),
+        masks=_bind_list(environ) if _has_slurm_masks(environ) else (),
         mask=mask,
         pinned=_read_cpus(environ, env.CPULIST),
         allowed=_read_cpus(environ, env.ALLOWED),
@@ -401,30 +396,25 @@ def _granted(environ: Environment, task: Task) -> str | None:
     return ",".join(task.job)
 
 
-def _has_own_gpus(environ: Environment, task: Task, options: Options) -> bool:
-    """Return whether the process sees a GPU that its siblings do not, which keeps them apart.
+def _kept_apart(environ: Environment, task: Task, rank: Rank, options: Options) -> Task | None:
+    """Return a rank that sees a GPU that its siblings do not, apart from their cores.
 
-    It is a single one, unless the container has no other: that is the siblings', too.
+    None: it does not. It is a single GPU, unless the container has no other: that is the siblings',
+    too. The cores are divided by the job's GPUs, if known; else by each GPU's own block. With more
+    ranks than GPUs, scripts deal the GPUs out in turn.
     """
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
-        return False
+        return None
     container = task.nvidia_visible or task.granted
     in_slurm = env.SLURM_JOB in environ
     is_only_one = not in_slurm and container not in (None, "all") and "," not in (container or "")
-    return env.gpus_in(task.visible) == 1 and not is_only_one
-
-
-def _kept_apart(environ: Environment, task: Task, rank: int, size: int) -> Task:
-    """Return a rank with a GPU of its own, apart from its siblings' cores.
-
-    By the job's GPUs, if known; else by each GPU's own block of cores. With more ranks than GPUs,
-    scripts deal the GPUs out in turn.
-    """
-    job = task.job or _gpus_of_job(environ)
+    if env.gpus_in(task.visible) != 1 or is_only_one:
+        return None
+    job, size = task.job or _gpus_of_job(environ), rank.size or 1
     gpus = (len(job) if job else number(environ.get("SLURM_GPUS_ON_NODE"))) or size
     sharing = -(-size // gpus)
     if sharing > 1:
-        task = replace(task, ranks=sharing, rank=(rank // gpus,))
+        task = replace(task, ranks=sharing, rank=(rank.number // gpus,))
         job = None
     return replace(task, job=job, has_own_block=job is None)
 
