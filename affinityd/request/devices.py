@@ -67,7 +67,6 @@ class VisibleDevices(NamedTuple):
 
     by_index: Mapping[int, ComputeDevice]  #: ascending
     nameable: tuple[ComputeDevice, ...]  #: by UUID or PCI bus id
-    by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
     hidden_by: str | None = None  #: the variable, with its value, that leaves none visible
     doubt: Doubt | None = None  #: None: the numbering is certain
     cut: str | None = None  #: the variable whose list ends early, and where
@@ -85,14 +84,14 @@ def all_devices(topology: Topology) -> VisibleDevices:
     """
     gpus = [ComputeDevice(gpu) for gpu in topology.gpus]
     own = {device.gpu.index: device for device in gpus if device.gpu.vendor == topology.vendor}
-    return VisibleDevices(own, tuple(_with_instances(gpus)), by_name=False)
+    return VisibleDevices(own, tuple(_with_instances(gpus)))
 
 
 def number_devices(devices: Sequence[ComputeDevice]) -> VisibleDevices:
     """Return the view of a caller of these devices: it counts those of the first vendor."""
     of_vendor = [device for device in devices if device.gpu.vendor == devices[0].gpu.vendor]
     nameable = tuple(dict.fromkeys(_with_instances(devices)))
-    return VisibleDevices(dict(enumerate(of_vendor)), nameable, by_name=False)
+    return VisibleDevices(dict(enumerate(of_vendor)), nameable)
 
 
 def number_tiles(seen: VisibleDevices) -> VisibleDevices:
@@ -263,7 +262,6 @@ def _read_list(variable: str, text: str, seen: VisibleDevices) -> VisibleDevices
     return VisibleDevices(
         dict(enumerate(devices)),
         devices,
-        by_name=seen.by_name or is_by_uuid,
         hidden_by=hidden_by,
         doubt=None if is_by_uuid else seen.doubt,
         cut=cut,

@@ -156,11 +156,13 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
         return replace(task, granted=_granted(environ, task))
     if stated.rank and stated.ranks:
         return task
-    size = None if rank is None else rank.size
-    if rank is None or stated.rank:
-        return replace(task, job=None, ranks=stated.ranks or size)
-    apart = None if is_named or stated.ranks else _kept_apart(environ, task, rank, options)
-    return apart or replace(task, job=None, rank=(rank.number,), ranks=stated.ranks or size)
+    if rank is None:
+        return replace(task, job=None, ranks=stated.ranks)
+    ranks = stated.ranks or rank.size
+    if stated.rank:
+        return replace(task, job=None, ranks=ranks)
+    apart = not is_named and not stated.ranks and _kept_apart(environ, task, rank, options)
+    return apart or replace(task, job=None, rank=(rank.number,), ranks=ranks)
 
 
 def _read_numberings(environ: Environment, stated: Task) -> Task:
@@ -256,8 +258,9 @@ def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
     if not each or (rank and rank.variable != env.SLURM_TASK):
         return None
     step = number(environ.get("SLURM_STEP_ID"))
-    is_task = step is not None and step < env.SLURM_SPECIAL_STEP
-    return each if is_task else each * (number(environ.get("SLURM_NTASKS")) or 1)
+    if step is None or step >= env.SLURM_SPECIAL_STEP:
+        each *= number(environ.get("SLURM_NTASKS")) or 1
+    return each
 
 
 def _slice_of(
@@ -349,11 +352,14 @@ def read_masks(environ: Environment, task: Task) -> Task:
 def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None) -> SlurmTask:
     """Return a task of srun, whose own facts its plan follows from."""
     gpu_bind = environ.get("SLURM_TRES_BIND", "").removeprefix("gres/gpu:")
+    masks: tuple[CpuSet, ...] = ()
+    if _has_slurm_masks(environ):
+        masks = _bind_list(environ)
     return SlurmTask(
         number=task,
         tasks=tasks,
         step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
-        masks=_bind_list(environ) if _has_slurm_masks(environ) else (),
+        masks=masks,
         mask=mask,
         pinned=_read_cpus(environ, env.CPULIST),
         allowed=_read_cpus(environ, env.ALLOWED),

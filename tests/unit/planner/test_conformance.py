@@ -73,6 +73,6 @@ DEVICES = tuple(
 
 @pytest.mark.parametrize("case", VISIBLE["cases"], ids=lambda case: repr(case["visible"]))
 def test_a_visible_device_list_is_read_as_by_the_driver(case: Case) -> None:
-    every = VisibleDevices(dict(enumerate(DEVICES)), DEVICES, by_name=False)
+    every = VisibleDevices(dict(enumerate(DEVICES)), DEVICES)
     seen = read_visible(case["visible"], every).by_index.values()
     assert [device.gpu.index for device in seen] == case["devices"]
