@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.chart import values_table
 from tests.e2e.chart.rendering import CHART, OPTIONS, helm, loaded, objects, pod, refusal
 from tests.support.tables import table
 
@@ -95,11 +94,6 @@ def properties(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
             continue
         yield f"{path}/{name}"
         yield from properties(part, f"{path}/{name}")
-
-
-def test_the_readme_s_table_is_that_of_values_yaml() -> None:
-    readme = values_table.README.read_text()
-    assert values_table.written(readme) == readme, "python -m tests.e2e.chart.values_table"
 
 
 def test_every_value_that_can_be_set_is_in_values_yaml_with_its_default() -> None:
