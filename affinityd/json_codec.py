@@ -1,5 +1,9 @@
 """Documents in JSON: a dataclass is written as its fields, and read with each of them checked.
 
+No library, because: the base package has no dependency. msgspec is 1 MB of compiled code that takes
+4.4 starts of Python to import, pydantic 11 MB and 14.6; this takes 4.2, of which `json` and
+`dataclasses` are 3.3. Once the base package needs a compiled library, msgspec would be taken.
+
 A document is described once, by a dataclass whose fields are the JSON object's, in their order.
 A document may come from another release: a field that is not known is ignored; one that may be
 None, or has a default, may be missing.

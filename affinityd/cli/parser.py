@@ -15,7 +15,8 @@ from affinityd.errors import InvalidRequestError
 from affinityd.request.parameters import PARAMETERS
 from affinityd.text import one_line, quote
 
-SHORTEST, LONGEST = 0.1, 3600.0  #: seconds of a duration; a tenth has ten ticks of the kernel
+SHORTEST = 0.1  #: seconds of a duration: ten ticks of the kernel
+LONGEST = 3600.0
 
 
 class Parser(argparse.ArgumentParser):

@@ -116,7 +116,8 @@ class ProcessPlanner:
 
     def plan(self, stat: Stat, gpus: Sequence[Gpu] = ()) -> Reply:
         """Return the plan for a process, on these GPUs. Raises AffinityError."""
-        process, cpus = self.context(stat), self.cpuset(stat)
+        process = self.context(stat)
+        cpus = self.cpuset(stat)
         named = {"gpus": ",".join(gpu.pci_bus_id for gpu in gpus)} if gpus else {}
         chosen = {**self.chosen, **named}
         if process.environ is None and "gpus" not in chosen:
@@ -132,8 +133,10 @@ class ProcessPlanner:
         if not self.divides:  # the number of CPUs is no choice of how to divide them
             variables = {name: text for name, text in variables.items() if name == config.CPUS}
         query = process.query(config.plan_parameters(variables, chosen), cpus)
-        request, caller = parse_query(query), Caller(mask=cpus, cpuset=cpus)
-        task, slurm = request.task, request.task.slurm
+        request = parse_query(query)
+        caller = Caller(mask=cpus, cpuset=cpus)
+        task = request.task
+        slurm = request.task.slurm
         if slurm is None:
             return local_plan.plan_request(self.node, request, caller)
         mask = mask_of(stat.number)
@@ -159,7 +162,8 @@ class ProcessPlanner:
         The limits of a device cgroup cannot be read from outside it. Slurm, where it constrains
         devices, has every task count from 0.
         """
-        process, this = self.context(stat), ProcessContext.of_self()
+        process = self.context(stat)
+        this = ProcessContext.of_self()
         job = (process.environ or {}).get("SLURM_JOB_ID")
         seen = (process.environ or {}).get(CUDA, "").split(",")
         counts_from_0 = seen == [str(number) for number in range(len(seen))]

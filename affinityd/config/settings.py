@@ -234,7 +234,8 @@ def load(
         for layer, (text, source) in enumerate(sources):
             if text and name not in chosen:  # an empty variable is not set
                 chosen[name] = SettingText(text, source, layer)
-    root, machine = chosen.get("root"), chosen.get("machine")
+    root = chosen.get("root")
+    machine = chosen.get("machine")
     if root and machine:
         if root.layer == machine.layer:
             both = f"{root.source} and {machine.source}"

@@ -110,7 +110,8 @@ def writing(file: int, log_format: str) -> Iterator[LineQueue]:
     """Yield a handler whose lines, "text" or "json", a thread writes to a file."""
     # Of the queues only this one bears a finalizer that logs while a line is being put.
     lines = SimpleQueue[logging.LogRecord]()
-    handler, writer = LineQueue(lines), LineWriter(lines, file)
+    handler = LineQueue(lines)
+    writer = LineWriter(lines, file)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     writer.start()
     try:

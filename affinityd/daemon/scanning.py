@@ -60,7 +60,8 @@ class Scanning:
         self._log.scanned(scan, counts.gpus)
         texts = documents(topology, scan, counts)
         whole = replace(scan, seconds=since_boot() - scan.boot)  # with what the daemon makes of it
-        self._rows, self._gpus = self._jobs.scanned(scan), counts.gpus
+        self._rows = self._jobs.scanned(scan)
+        self._gpus = counts.gpus
         self._last = topology, whole
         texts[METRICS] = generate_latest(self)
         return ScanResult(scan.boot, texts, self._counts)
@@ -104,7 +105,8 @@ class AuditLog:
         if back := sorted(self._lost - lost.keys()):
             log.info("not lost any more: %s", ", ".join(back))
         self._lost = {*lost}
-        before, self._mismatched = self._mismatched, {}
+        before = self._mismatched
+        self._mismatched = {}
         for gpu in gpus:
             name = _name(gpu)
             causes = before.get(name, Counter())  # unseen processes stay as they were

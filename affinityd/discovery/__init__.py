@@ -117,7 +117,8 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     unknown = ", ".join(gpu.pci_bus_id for gpu in placed if gpu.numa_node is None)
     if unknown:
         notices.append(f"The machine does not say on which NUMA node these GPUs are: {unknown}")
-    nics, possible = tuple(read_nics(tree, devices, locator)), cpus.read_possible(tree, online)
+    nics = tuple(read_nics(tree, devices, locator))
+    possible = cpus.read_possible(tree, online)
     _check(tree)
     for path, error in sorted(tree.broken.items()):
         notices.append(f"/{path} could not be read: {error.strerror}")

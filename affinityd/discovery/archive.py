@@ -21,8 +21,10 @@ from affinityd.errors import TreeError
 from affinityd.linux.files import read
 
 #: Limits of a capture, unpacked; every file of a machine of 2,000 CPUs takes half of each.
-MAX_UNPACKED, MAX_MEMBERS = 256 * 1024 * 1024, 200_000
-MAX_MEMBER_NAME, MAX_DEPTH = 512, 40  #: letters of a member's name, and folders in it
+MAX_UNPACKED = 256 * 1024 * 1024
+MAX_MEMBERS = 200_000
+MAX_MEMBER_NAME = 512  #: letters
+MAX_DEPTH = 40  #: folders of a member's name
 MAX_LINKS = 40  #: as many as Linux follows (path_resolution(7))
 PATH_MAX = 4096  #: of the kernel, for a link's target
 NOWHERE = "/"  #: a path that no file has
@@ -119,7 +121,9 @@ def resolved(path: str, links: Mapping[str, str], *, last: bool = True) -> str:
 
     `last`: whether a link at the path's very end is followed too.
     """
-    ahead, done, followed = path.split("/")[::-1], [""], 0
+    ahead = path.split("/")[::-1]
+    done = [""]
+    followed = 0
     while ahead:
         part = ahead.pop()
         if part == "..":

@@ -109,7 +109,8 @@ def read_nodes(tree: Tree) -> tuple[NumaNode, ...]:
     columns = sorted(read_cpus(tree, f"{NODES}/online") or existing)  # of `nodeN/distance`
     nodes = []
     for node in existing:
-        folder, memory = f"{NODES}/node{node}", f"Node {node} MemTotal"
+        folder = f"{NODES}/node{node}"
+        memory = f"Node {node} MemTotal"
         # A row may be shorter or longer than the nodes that exist.
         row = map(number, (tree.read(f"{folder}/distance") or "").split())
         distances = {

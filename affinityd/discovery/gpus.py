@@ -20,7 +20,8 @@ from affinityd.topology.model import Gpu, MigInstance, NvLinks
 if TYPE_CHECKING:
     from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 
-NVIDIA, AMD = "nvidia", "amd"
+NVIDIA = "nvidia"
+AMD = "amd"
 
 DRIVER_GPUS = "proc/driver/nvidia/gpus"
 CAPABILITIES = "proc/driver/nvidia/capabilities"
@@ -42,7 +43,8 @@ def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
     gpus = {}
     for address in tree.list(DRIVER_GPUS, is_pci_address):
         fields = read_fields(tree, f"{DRIVER_GPUS}/{address}/information", *names)
-        uuid, minor = fields.get("GPU UUID", "?"), number(fields.get("Device Minor"))
+        uuid = fields.get("GPU UUID", "?")
+        minor = number(fields.get("Device Minor"))
         gpus[address] = DriverGpu(
             uuid=None if "?" in uuid else uuid,  # GPU-????????-… until a process opens the device
             minor=minor,
@@ -97,9 +99,11 @@ def _by_nvml(
     if len(lost) == len(left):
         device_of.update(zip(lost, left, strict=True))
         left = []
-    gpus, notices = [], []
+    gpus = []
+    notices = []
     for gpu in listed:
-        name, error = f"NVIDIA GPU {gpu.index}", gpu.error or "NVML does not say where it is"
+        name = f"NVIDIA GPU {gpu.index}"
+        error = gpu.error or "NVML does not say where it is"
         device = device_of.get(gpu.index)
         if device is None:
             notices.append(f"{name}: {error}; left out: its PCI device is not known")
@@ -109,7 +113,8 @@ def _by_nvml(
             notices.append(f"{name}: {error}; assumed to be {place}, which NVML does not list")
         elif gpu.error:
             notices.append(f"{name} ({gpu.pci_bus_id}): {error}")
-        driver, links = driver_gpus.get(device.address, DriverGpu()), gpu.nvlinks
+        driver = driver_gpus.get(device.address, DriverGpu())
+        links = gpu.nvlinks
         joined = device.as_gpu(
             NVIDIA,
             gpu.index,
@@ -142,7 +147,9 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
         if simds and place is not None:  # not of CPUs, nor hidden by a device cgroup
             # A partition's number is in the highest bits, or in place of the function, which
             # then is none of PCI's: the GPU is function 0.
-            bus, slot, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 0x7
+            bus = place >> 8 & 0xFF
+            slot = place >> 3 & 0x1F
+            function = place & 0x7
             name = f"{domain or 0:04x}:{bus:02x}:{slot:02x}"
             device = at.get(f"{name}.{function}") or at.get(f"{name}.0")
             if device is not None:
@@ -189,7 +196,8 @@ def read_gpus(
     nvidias = nvidia_addresses(driver_gpus, nvml)
     groups: dict[str, list[PciDevice]] = {name: [] for name in VENDORS.values()}
     for device in devices:
-        is_nvidias, code = device.address in nvidias, device.vendor or "unknown"
+        is_nvidias = device.address in nvidias
+        code = device.vendor or "unknown"
         if not is_nvidias and device.base_class not in {ACCELERATOR, DISPLAY}:
             continue
         driver = (tree.link(f"{device.folder}/driver") or "").rpartition("/")[2]

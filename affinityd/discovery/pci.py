@@ -58,7 +58,8 @@ def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
     """
     devices = []
     for address in sorted({*tree.list(DEVICES, is_pci_address), *held}, key=bus_order):
-        folder, code = f"{DEVICES}/{address}", None
+        folder = f"{DEVICES}/{address}"
+        code = None
         with suppress(ValueError):
             code = int(tree.read(f"{folder}/class") or "", 16) >> 8
         if address in held or (code is not None and code >> 8 in WANTED):
@@ -130,9 +131,12 @@ class NumaLocator(NamedTuple):
 NIC_KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
 #: Of an adapter's folder: its kinds of interfaces, the link of a virtual function, virtioN.
 KINDS = ("infiniband", "cxi", "net")
-PHYSICAL, VIRTUAL = "physfn", "virtio"
+PHYSICAL = "physfn"
+VIRTUAL = "virtio"
 ADDRESS_DIGITS = 12  #: of a hardware address in a name, as in enx001122334455
-RDMA, CXI, BONDS = "sys/class/infiniband", "sys/class/cxi", "sys/class/net"
+RDMA = "sys/class/infiniband"
+CXI = "sys/class/cxi"
+BONDS = "sys/class/net"
 
 PORT_ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
 UP = "up"  #: the state of a Slingshot port's link

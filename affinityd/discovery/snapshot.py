@@ -93,9 +93,11 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
         for name, (kind, content) in sorted(members.items()):
             # Without owner and time, so that only the machine's files are in it.
             member = tarfile.TarInfo(name)
-            member.type, member.mode = kind, _PERMISSIONS[kind]
+            member.type = kind
+            member.mode = _PERMISSIONS[kind]
             is_link = kind == tarfile.SYMTYPE
             data = b"" if is_link else content.encode()
-            member.size, member.linkname = len(data), content if is_link else ""
+            member.size = len(data)
+            member.linkname = content if is_link else ""
             archive.addfile(member, io.BytesIO(data))
     write_whole(output, COMPRESSIONS[suffix](buffer.getvalue()), mode=None)

@@ -30,11 +30,14 @@ CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cg
 MOST_LEVELS = 64  #: that are read below a mount: any user may make thousands
 DELETED = " (deleted)"  #: the kernel appends it to the path of a removed cgroup
 SLICE_SUFFIX = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
-QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"  #: of v1; v2 has both in one file
+QUOTA = "cpu.cfs_quota_us"  #: of v1; v2 has both in one file
+PERIOD = "cpu.cfs_period_us"
 MAX = "cpu.max"
-SHARES, WEIGHT = "cpu.shares", "cpu.weight"  #: of v1, and of v2
+SHARES = "cpu.shares"  #: of v1
+WEIGHT = "cpu.weight"  #: of v2
 OF_ROOT = "release_agent"  #: a file that v1 has in the root cgroup alone, cgroups(7)
-SHARES_OF_A_CPU, MOST_SHARES = 1024, 262144
+SHARES_OF_A_CPU = 1024
+MOST_SHARES = 262144
 DEFAULT_WEIGHT = 100  #: of v2, where nothing is asked for
 MOST_TIME = 10**12 - 1  #: microseconds; more than a kernel writes here
 
@@ -197,7 +200,8 @@ def _from_above(path: str, root: str, point: str) -> str | None:
     Of both the kernel tells how far above this namespace's root they are, but not the folders on
     the way: cgroup_namespaces(7). If several are possible, the path is unknown.
     """
-    ups, parts = root.count("/.."), path.split("/")[1:]
+    ups = root.count("/..")
+    parts = path.split("/")[1:]
     shared = ups - parts.count("..")
     if root != "/.." * ups or shared < 0:
         return None

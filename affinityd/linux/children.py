@@ -22,7 +22,8 @@ from affinityd.linux.files import READ_SIZE, numbered
 
 PIPE = 3  #: its number in the child, behind the three streams
 END_PAUSE = 0.0002  #: seconds between two looks whether a child has ended
-RETURNED, RAISED = b"0", b"1"  #: begin what a child of `run` writes
+RETURNED = b"0"  #: begins what a child of `run` writes; so does the next one
+RAISED = b"1"
 GRACE = 1.0  #: seconds for a killed child to end
 stuck: list[int] = []  #: killed ones that have not: a driver holds them in the kernel
 
@@ -96,14 +97,16 @@ def run(work: Callable[[], bytes], deadline: float) -> bytes:
             return RAISED + f"{type(error).__name__}: {error}".encode(errors="replace")
 
     child = Child(lambda: [result()], max(deadline - time.monotonic(), 0.0))
-    outcome, grace = bytearray(), 0.0
+    outcome = bytearray()
+    grace = 0.0
     try:
         while part := child.read(deadline):
             outcome += part
         grace = GRACE
     finally:
         status = child.end(grace)
-    kind, text = bytes(outcome[:1]), bytes(outcome[1:])
+    kind = bytes(outcome[:1])
+    text = bytes(outcome[1:])
     if kind == RETURNED:
         return text
     if kind != RAISED:

@@ -32,7 +32,8 @@ MOST_BYTES = 4 * 1024 * 1024
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 FAILING = (*SCARCE, errno.EIO, errno.EAGAIN, errno.EPERM)
 
-READABLE, EXECUTABLE = 0o644, 0o755  #: by all users, independent of the umask
+READABLE = 0o644  #: by all users, independent of the umask
+EXECUTABLE = 0o755
 
 
 def read(path: str, most: int) -> bytes:

@@ -66,7 +66,8 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
     """
     is_many = policy == "preferred" and len(nodes) > 1
     name = "preferred_many" if is_many else policy
-    wish, refusal = MemoryPolicy(name, frozenset() if policy == "local" else nodes), None
+    wish = MemoryPolicy(name, frozenset() if policy == "local" else nodes)
+    refusal = None
     if policy != "local" and not nodes:
         refusal = f"{policy} needs a node and was given none"
     else:

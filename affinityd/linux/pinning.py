@@ -19,7 +19,9 @@ from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import mask_of
 from affinityd.linux.processes import ENDED, stat_of, thread_ids, thread_stat
 
-PINNED, LEFT_ALONE, REFUSED = "pinned", "left alone", "refused"
+PINNED = "pinned"
+LEFT_ALONE = "left alone"
+REFUSED = "refused"
 CHANGE = "change"  #: a rule's word for a mask to be replaced
 
 #: As many passes in a row must find nothing to do: a single listing can lack a thread that lives.
@@ -151,7 +153,8 @@ class _Passes:
 
     def may_show_more(self) -> bool:
         """Whether a thread whose mask was replaced may be starting one with the mask before."""
-        this_thread, may_start = threading.get_native_id(), False
+        this_thread = threading.get_native_id()
+        may_start = False
         for result in self.results:
             if result.was_set and result.tid != this_thread:
                 stat = thread_stat(result.pid, result.tid)

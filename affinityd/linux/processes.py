@@ -32,7 +32,8 @@ INITIAL_PIDS = "pid:[4026531836]"
 ZOMBIE = "Z"
 ENDED = frozenset("ZX")  #: states of a main thread that runs no more
 #: Bits of a task's flags, kernel include/linux/sched.h.
-PF_KTHREAD, PF_NO_SETAFFINITY = 0x00200000, 0x04000000
+PF_KTHREAD = 0x00200000
+PF_NO_SETAFFINITY = 0x04000000
 
 #: The fields of `Stat` from `parent` on, as proc_pid_stat(5) numbers them.
 STAT_FIELDS = (4, 5, 6, 9, 14, 15, 20, 22, 39, 16, 17)

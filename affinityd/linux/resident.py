@@ -58,7 +58,8 @@ IN_MEMORY = {b"tmpfs": SHARED, b"hugetlbfs": HUGE}
 UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
 
 ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`; by default the kernel allows 65530 mappings
-DRAWN, ENOUGH = 1024, 800  #: pages of one round, and how many of all must be there
+DRAWN = 1024  #: pages of one round
+ENOUGH = 800  #: how many of all must be there
 ROUNDS = 4
 LEAST_PAGES = 64  #: of which a share is right within an eighth, for 95 % of samples
 Z = 1.96  #: standard deviations on each side of 95 % of a normal distribution
@@ -74,7 +75,8 @@ class Share(NamedTuple):
     @classmethod
     def of(cls, hits: int, drawn: int) -> Share:
         """Return the share of so many hits among the pages drawn, at least one."""
-        part, scale = hits / drawn, 1 + Z * Z / drawn
+        part = hits / drawn
+        scale = 1 + Z * Z / drawn
         middle = part + Z * Z / (2 * drawn)
         reach = Z * (part * (1 - part) / drawn + (Z / (2 * drawn)) ** 2) ** 0.5
         return cls(part, max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale))
@@ -206,12 +208,17 @@ def _draw(
     total = sum(end - start for start, end, _ in mappings) // PAGESIZE
     parts = min(DRAWN, total)
     for _ in range(ROUNDS if total else 0):
-        addresses, kinds = array("Q"), []
-        rest, last, first, behind = iter(mappings), mappings[-1], 0, 0
+        addresses = array("Q")
+        kinds = []
+        rest = iter(mappings)
+        last = mappings[-1]
+        first = 0
+        behind = 0
         for part in range(parts):
             page = int((part + chosen.random()) * total / parts)
             while page >= behind:
-                (start, end, kind), first = next(rest, last), behind  # a float may be rounded up
+                start, end, kind = next(rest, last)  # a float may be rounded up
+                first = behind
                 behind += (end - start) // PAGESIZE
             addresses.append(start + (page - first) * PAGESIZE)
             kinds.append(kind)

@@ -17,7 +17,8 @@ from affinityd.linux.processes import PROC
 from affinityd.text import MAX_COUNTER, whole_number
 
 TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
-NANOSECONDS, MICROSECONDS = 10**9, 10**6
+NANOSECONDS = 10**9
+MICROSECONDS = 10**6
 
 STEAL = 7  #: its place among the numbers of a CPU in /proc/stat
 
@@ -82,8 +83,8 @@ def throttling(folder: str) -> Throttling | None:
     numbers = {name: int(value) for name, _, value in lines if value.isdigit()}
     for name, unit in THROTTLED_TIMES.items():
         if name in numbers:
-            periods, used_up = (numbers.get(it, 0) for it in ("nr_periods", "nr_throttled"))
-            return Throttling(numbers[name] / unit, periods, used_up)
+            periods = numbers.get("nr_periods", 0)
+            return Throttling(numbers[name] / unit, periods, numbers.get("nr_throttled", 0))
     return None
 
 

@@ -52,7 +52,8 @@ def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
 
 def get_mempolicy() -> tuple[int, frozenset[int]]:
     """Return the calling thread's MPOL_* mode, without flags, and its nodes. Raises OSError."""
-    mode, mask = bytearray(4), bytearray(MASK_BYTES)
+    mode = bytearray(4)
+    mask = bytearray(MASK_BYTES)
     _call("get_mempolicy", mode, mask, MASK_BITS, 0, 0)
     bits = int.from_bytes(mask, "little")
     nodes = frozenset(node for node in range(MAX_NODES) if bits >> node & 1)

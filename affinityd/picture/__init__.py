@@ -50,7 +50,8 @@ def marks_of(reply: Reply, reserved: CpuSet) -> Marks:
     ranks: dict[int, list[int]] = {}
     legend: list[tuple[int, str]] = []
     for rank in reply.ranks:
-        cores, cpus = count(rank.physical_cores, "core"), format_list(rank.cpus)
+        cores = count(rank.physical_cores, "core")
+        cpus = format_list(rank.cpus)
         line = f"rank {rank.rank}: GPU {rank.gpu.index}, {rank.locality}, {cores}, CPUs {cpus}"
         legend.append((rank.rank, line))
         for cpu in rank.cpus:
@@ -84,7 +85,8 @@ def _devices(topology: Topology, number: int | None) -> Iterator[str]:
     yield from (f"NIC {nic.names[0] if nic.names else nic.pci_bus_id}" for nic in nics)
 
 
-MARGIN, LINE = 6, 15
+MARGIN = 6
+LINE = 15
 #: A box's lines of text: attributes, and the place from its left and top, in pixels.
 DEVICE_TEXT = (("", 5, 13), (' class="more"', 5, 25))
 TEXTS = {"gpu": DEVICE_TEXT, "nic": DEVICE_TEXT, "cpu": (("", 12, 11),)}
@@ -175,7 +177,8 @@ def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
         cpus = (int(cpu.name) for _, _, cpu in box.inside)
         numbers = {rank for cpu in cpus for rank in marks.ranks.get(cpu, ())}
         ranks = shortened(f"r{format_list(numbers)}" if numbers else "", CORE_LETTERS)
-        middle, bottom = x + box.width / 2, y + box.height - 2
+        middle = x + box.width / 2
+        bottom = y + box.height - 2
         yield f'<text class="rank" x="{middle:g}" y="{bottom:g}">{ranks}</text>'
     if box.kind == "gpu":
         yield f'<text class="job" x="{x + box.width - 5:g}" y="{y + 13:g}"></text>'

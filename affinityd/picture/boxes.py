@@ -37,9 +37,12 @@ def flow(boxes: Iterable[Box], width: float, gap: float = GAP) -> Box:
     x = y = height = widest = 0.0
     for box in boxes:
         if x and x + box.width > width:
-            x, y, height = 0.0, y + height + gap, 0.0
+            x = 0.0
+            y = y + height + gap
+            height = 0.0
         placed.append((x, y, box))
-        x, height = x + box.width + gap, max(height, box.height)
+        x = x + box.width + gap
+        height = max(height, box.height)
         widest = max(widest, x - gap)
     return Box("", widest, y + height, inside=tuple(placed))
 
@@ -65,9 +68,13 @@ def alike(boxes: Iterable[Box]) -> Iterator[Box]:
     return (replace(box, width=width) for box in boxes)
 
 
-WIDTH, NARROW = 960, 472  #: pixels of a picture, about; the narrow one has a package in a row
-CPU_WIDTH, CPU_HEIGHT, RANK_HEIGHT = 24, 15, 11
-DEVICE_WIDTH, DEVICE_HEIGHT = 111, 30
+WIDTH = 960  #: pixels of a picture, about
+NARROW = 472  #: of one with a package in a row
+CPU_WIDTH = 24
+CPU_HEIGHT = 15
+RANK_HEIGHT = 11
+DEVICE_WIDTH = 111
+DEVICE_HEIGHT = 30
 DEVICE_LETTERS = (15, 20)  #: of a device's lines, the second in smaller ones
 #: CPUs that are not online are drawn one by one up to so many.
 MOST_OFFLINE = 256
@@ -143,7 +150,8 @@ def _devices(topology: Topology, number: int | None, width: float) -> Box:
 
 
 def _gpu(topology: Topology, gpu: Gpu) -> Box:
-    name, model = f"{words.gpu_word(topology, gpu)} {gpu.index}", words.gpu_model(topology, gpu)
+    name = f"{words.gpu_word(topology, gpu)} {gpu.index}"
+    model = words.gpu_model(topology, gpu)
     parts = (name, gpu.pci_bus_id, model, gpu.uuid, gpu.mig and f"{len(gpu.mig)} x MIG")
     short = model[len(gpu.vendor) + 1 :] if model.lower().startswith(f"{gpu.vendor} ") else model
     return _device("gpu", (name, short or gpu.pci_bus_id), parts, "{}:{}".format(*gpu.key))

@@ -12,9 +12,11 @@ from affinityd.cpuset import CpuSet
 from affinityd.errors import InvalidRequestError, UnsatisfiableError
 from affinityd.topology.model import Gpu, Topology
 
-MOST_RANKS, MOST_GPUS = 256, 64
+MOST_RANKS = 256
+MOST_GPUS = 64
 #: For missing distances: a node's to itself, and SLIT's word for unreachable (ACPI 6.5, §5.2.17).
-OWN_DISTANCE, FARTHEST = 10, 255
+OWN_DISTANCE = 10
+FARTHEST = 255
 
 
 def choose_gpus(

@@ -171,7 +171,8 @@ def gpu_blocks(
     Balanced blocks keep as many cores as the smallest has. If a GPU may use none of its block, its
     node is divided again. A GPU is missing if its node has fewer allowed cores than GPUs.
     """
-    options, allowed = demand.options, demand.allowed
+    options = demand.options
+    allowed = demand.allowed
     of_nodes = _of_nodes(topology, mode.scope or options.scope, mode.cut, demand.unreserved)
     # The blocks of a node with fewer cores than GPUs do not count for those of the others.
     whole = (cut for _, _, cut in of_nodes if all(cut))

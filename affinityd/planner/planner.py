@@ -78,7 +78,8 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
 
 def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
     """Group ranks by home nodes, each group on the domain of mode and scope."""
-    gpus, allowed = demand.gpus, demand.allowed
+    gpus = demand.gpus
+    allowed = demand.allowed
     if mode.everywhere:
         domain = single_bundles(usable(topology.cores, allowed))
         return (RankGroup(tuple(range(len(gpus))), domain, ()),)
@@ -111,7 +112,8 @@ def _rank_plans(
     topology: Topology, demand: Demand, mode: PlanMode, division: Division
 ) -> Iterator[RankPlan]:
     groups, cores_of, share = division
-    options, reasons = demand.options, Reasons(topology, demand, mode, cores_of, share)
+    options = demand.options
+    reasons = Reasons(topology, demand, mode, cores_of, share)
     least = options.min_physical_cores if mode.counts else 1
     most = options.max_physical_cores if mode.counts else None
     cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
@@ -121,7 +123,8 @@ def _rank_plans(
     for rank, cores in cut.items():
         if len(cores_of[rank]) < least:
             raise UnsatisfiableError(too_few_cores(demand, rank, cores_of, least))
-        gpu, group = demand.gpus[rank], group_of[rank]
+        gpu = demand.gpus[rank]
+        group = group_of[rank]
         cpus = given_cpus(cores, options)
         cpus = sets.setdefault(cpus, cpus)
         homes = (cores[0].node,) if mode.everywhere else group.homes

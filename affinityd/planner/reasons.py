@@ -22,8 +22,11 @@ class Reasons:
         self, topology: Topology, demand: Demand, mode: PlanMode, cores_of: RankCores, share: str
     ) -> None:
         """Take the plan's `share`, and its cores before `max_physical_cores` cuts them."""
-        self.topology, self.demand, self.mode = topology, demand, mode
-        self.cores_of, self.share = cores_of, share
+        self.topology = topology
+        self.demand = demand
+        self.mode = mode
+        self.cores_of = cores_of
+        self.share = share
         #: How many ranks hold a core, by its lowest CPU.
         self.ranks_on = Counter(core.cpus[0] for cores in cores_of.values() for core in cores)
         #: Home nodes → the reasons that their ranks have in common.
@@ -31,7 +34,8 @@ class Reasons:
 
     def of(self, rank: int, homes: Nodes, widening: Widening | None) -> Iterator[str]:
         """Yield why a rank has its CPUs, and why others were left out."""
-        gpu, cores = self.demand.gpus[rank], self.cores_of[rank]
+        gpu = self.demand.gpus[rank]
+        cores = self.cores_of[rank]
         if gpu.numa_node is None:
             yield f"the machine does not say on which NUMA node GPU {gpu.index} is"
         else:
@@ -52,7 +56,8 @@ class Reasons:
         yield from self._cut_off(cores)
 
     def _home_choice(self, gpu: Gpu, homes: Nodes) -> str:
-        topology, names = self.topology, named_nodes(homes)
+        topology = self.topology
+        names = named_nodes(homes)
         if self.mode.everywhere:
             return f"its block begins on {names}"
         if len(topology.nodes_with_cpus) == 1:
@@ -68,7 +73,8 @@ class Reasons:
         return f"that node has no {lack}; {names} {nearest} one (distance {shown})"
 
     def _division(self, cores: Sequence[Core]) -> str:
-        topology, mode = self.topology, self.demand.options.mode
+        topology = self.topology
+        mode = self.demand.options.mode
         nodes = {core.node for core in cores}
         total = sum(len(topology.node_cores[number]) for number in nodes)
         sharers = max([self.ranks_on[core.cpus[0]] for core in cores])
@@ -94,9 +100,11 @@ class Reasons:
 
     def _out_of_reach(self, homes: Nodes) -> Iterator[str]:
         """Yield which CPUs of the mode's domain may not be used."""
-        topology, demand = self.topology, self.demand
+        topology = self.topology
+        demand = self.demand
         if self.mode.everywhere:
-            place, cpus = "the machine", topology.online
+            place = "the machine"
+            cpus = topology.online
         elif (self.mode.scope or demand.options.scope) == "node":
             place = named_nodes(homes)
             cpus = frozenset().union(*map(topology.cpus_of_node, homes))
@@ -139,7 +147,8 @@ def warnings(
     topology: Topology, demand: Demand, mode: PlanMode, ranks: Sequence[RankPlan], share: str
 ) -> Iterator[PlanWarning]:
     """Yield the warnings for a caller of the plan."""
-    options, defaults = demand.options, Options()
+    options = demand.options
+    defaults = Options()
     used = {
         "scope": mode.scope is None,
         "balanced": mode.balances,
@@ -179,7 +188,8 @@ def warnings(
         used_cpus = (rank.cpus for rank in ranks)
         idle = demand.allowed.difference(*map(topology.cpus_of_node, homes), *used_cpus)
         if idle:
-            cpus, listed = count(len(idle), "allowed CPU"), format_list(idle)
+            cpus = count(len(idle), "allowed CPU")
+            listed = format_list(idle)
             yield PlanWarning("idle_cpus", f"{cpus} ({listed}) will stay idle: far from these GPUs")
 
 
@@ -187,7 +197,9 @@ def _of_rank(
     rank: RankPlan, mode: PlanMode, entries: int, asked: int | None, share: str
 ) -> Iterator[tuple[str, str]]:
     """Yield codes and messages about a rank; `entries`: how many ranks have its GPU."""
-    gpu, home, wide = rank.gpu, node_name(rank.home_node), rank.widening
+    gpu = rank.gpu
+    home = node_name(rank.home_node)
+    wide = rank.widening
     # In other modes a mixed rank was widened, or its scope is the socket.
     if rank.locality == REMOTE or (mode.everywhere and rank.locality == MIXED):
         place = f"NUMA node {gpu.numa_node}, where its GPU {gpu.index} is"

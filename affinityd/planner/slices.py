@@ -184,7 +184,8 @@ def plan_within(
 
     Raises UnsatisfiableError where `min_physical_cores` or `strict` cannot hold.
     """
-    mode, near = MODES[options.mode], vicinity(topology, gpus)
+    mode = MODES[options.mode]
+    near = vicinity(topology, gpus)
     cores = list(usable(topology.cores, cpus))
     cores.sort(key=lambda core: near.cpus.isdisjoint(core.cpus))
     lone = Position(0, 1, len(cores), balanced=False)

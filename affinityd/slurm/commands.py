@@ -113,7 +113,8 @@ class LocalSlurm:
 
     def node_name(self, host: str) -> str:
         """Return a host's name in slurm.conf: its NodeHostname= may differ, and has no domain."""
-        short, aliases = host.partition(".")[0], []
+        short = host.partition(".")[0]
+        aliases = []
         with suppress(SlurmError):
             aliases = self.scontrol("show", "aliases", short).split()
         return aliases[0] if aliases and short not in aliases else short

@@ -93,7 +93,9 @@ class GresConf:
         Raises InvalidRequestError for names that are neither one nor one for each GPU, and for a
         type that Gres= does not have.
         """
-        gpus, gres, named = self.topology.gpus, self.gres, self.named
+        gpus = self.topology.gpus
+        gres = self.gres
+        named = self.named
         if len(named) not in {0, 1, len(gpus)}:
             raise InvalidRequestError(
                 f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one for "
@@ -144,7 +146,8 @@ class GresConf:
 
     def lines(self, node_name: str | None = None) -> list[str]:
         """Return comments, then a line for each GPU, in the order of their numbers."""
-        gpus, lines = self.topology.gpus, []
+        gpus = self.topology.gpus
+        lines = []
         runtimes = {NAMINGS.get(gpu.vendor, NO_NAMING).runtime for gpu in gpus}
         if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
             (runtime,) = runtimes
@@ -168,7 +171,8 @@ class GresConf:
 
         A wrong guess would give jobs each other's GPUs.
         """
-        file, kind = device_file(gpu), self.types.of.get(gpu.key, "?")
+        file = device_file(gpu)
+        kind = self.types.of.get(gpu.key, "?")
         naming = NAMINGS.get(gpu.vendor, NO_NAMING)
         fields = (
             node_name and f"NodeName={node_name}",

@@ -204,7 +204,8 @@ def write_node(path: Path, node: Node) -> None:
 def read_node(path: Path) -> Node:
     """Read a node back. Raises OSError; ValueError, one line, if it is no node."""
     data = parsed(read_regular(os.fspath(path), MAX_BYTES), path.name)
-    head, here = decode(NodeFileHead, data, path.name), text(BOOT_ID)
+    head = decode(NodeFileHead, data, path.name)
+    here = text(BOOT_ID)
     if head.version != VERSION:
         raise ValueError(f"{path.name} is of version {head.version}, not {VERSION}")
     if head.boot_id and here and head.boot_id != here:  # a sandbox may hide either

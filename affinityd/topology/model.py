@@ -18,11 +18,13 @@ from affinityd.cpuset import CpuSet
 T = TypeVar("T")
 
 SLINGSHOT = "Slingshot"  #: the link layer of HPE's NICs
-HUAWEI, HABANA = "huawei", "1da3"
+HUAWEI = "huawei"
+HABANA = "1da3"
 #: Vendors whose drivers make a file for each GPU: /dev/nvidiaN, /dev/davinciN, /dev/accel/accelN.
 DEVICE_FILES = {"nvidia": "minor", HUAWEI: "davinci", HABANA: "accel"}
 #: Sources of a device's node: the kernel's file, which comes first; NVIDIA's library.
-NUMA_NODE, BY_NVML = "numa_node", "NVML"
+NUMA_NODE = "numa_node"
+BY_NVML = "NVML"
 
 #: How near a NIC is to a GPU, nearest first, in the words of `nvidia-smi topo -m`.
 LINKS = PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
@@ -109,7 +111,8 @@ class Gpu:
     @property
     def device_files(self) -> tuple[str, ...]:
         """Its device files, by their numbers: minor:0 is /dev/nvidia0."""
-        kind, number = DEVICE_FILES.get(self.vendor), self.minor
+        kind = DEVICE_FILES.get(self.vendor)
+        number = self.minor
         if self.vendor == HUAWEI:  # its driver numbers them in bus order
             number = self.index
         files = [f"{kind}:{number}"] if kind and number is not None else []
@@ -174,7 +177,7 @@ class Topology:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the fields alone: other threads may be filling the caches meanwhile."""
-        return {it.name: getattr(self, it.name) for it in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def online(self) -> CpuSet:
@@ -194,7 +197,8 @@ class Topology:
     @cached_property
     def node_cores(self) -> Mapping[int | None, tuple[Core, ...]]:
         """Node number → its cores, in order; a node without CPUs has none."""
-        cores, numbers = self.cores, self.node_of
+        cores = self.cores
+        numbers = self.node_of
         return {each: tuple(core for core in cores if core.node == each) for each in numbers}
 
     @property

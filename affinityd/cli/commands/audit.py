@@ -111,7 +111,10 @@ def _print(
         owners = _mask_owners(scan)
     if arguments.format == "json":
         whole = vars(document(topology, scan, names_all=True))
-        processes = [{**vars(it), "far_nics": nics.get(it.pid, ())} for it in whole["processes"]]
+        processes = [
+            {**vars(process), "far_nics": nics.get(process.pid, ())}
+            for process in whole["processes"]
+        ]
         for process in processes:
             owner = owners.get(process["pid"])
             process["cpus_set_by"] = None if owner is None else str(owner)
@@ -120,7 +123,7 @@ def _print(
             process["memory"] = memory.resident.by_node if memory else None
         print(dumps({**whole, "processes": processes}), flush=True)
         return
-    names = {it.facts.pid: audit.process_name(it.facts) for it in scan.processes}
+    names = {process.facts.pid: audit.process_name(process.facts) for process in scan.processes}
     said = [(pid, f"CPUs set by {owner}") for pid, owner in owners.items() if owner.how]
     said += [(pid, text) for pid, texts in nics.items() for text in texts]
     findings = list(verdict(scan))
@@ -143,7 +146,11 @@ def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
     if not usable_ports(topology.nics):  # then no process's files are read
         return {}
     gpus = {gpu.key: gpu for gpu in topology.gpus}
-    holders = (it.facts for it in scan.processes if it.facts.holding and not it.is_daemon)
+    holders = (
+        process.facts
+        for process in scan.processes
+        if process.facts.holding and not process.is_daemon
+    )
     return {
         facts.pid: [*far_nics(topology, [gpus[key] for key in facts.gpus], nic_use(facts.pid))]
         for facts in holders
@@ -152,11 +159,13 @@ def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
 
 def _mask_owners(scan: Scan) -> Mapping[int, MaskOwner]:
     """Return pid → what set its mask, of holders that are far or whose threads were moved."""
-    holders = (it for it in scan.processes if it.facts.holding and it.facts.threads)
+    holders = (
+        process for process in scan.processes if process.facts.holding and process.facts.threads
+    )
     facts = (
-        it.facts
-        for it in holders
-        if it.is_mismatch or any(placed.pinned_itself for placed in it.threads)
+        process.facts
+        for process in holders
+        if process.is_mismatch or any(placed.pinned_itself for placed in process.threads)
     )
     owners = {its.pid: owner_of(its) for its in facts}
     return {pid: owner for pid, owner in owners.items() if owner is not None}

@@ -72,7 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
             rows.append((result.name, result.status, result.found))
             rows += [("", "", f"→ {result.remedy}")] if result.remedy else []
         amounts = Counter(result.status for result in results)
-        total = ", ".join(f"{amounts[it]} {it}" for it in reversed(STATUSES) if it in amounts)
+        total = ", ".join(
+            f"{amounts[status]} {status}" for status in reversed(STATUSES) if status in amounts
+        )
         lines = [
             *aligned(("check", "status", "found"), rows, ()),
             f"{facts.topology.name}: {total}",
@@ -112,7 +114,8 @@ def _daemon(settings: Settings) -> DaemonFacts:
 
     If neither exists, a daemon is missing only where something expects one: commands need none.
     """
-    default, roots = config.default_socket(), Path(config.SYSTEM_SOCKET)
+    default = config.default_socket()
+    roots = Path(config.SYSTEM_SOCKET)
     expecting = (roots, roots.with_name(NODE_FILE), *map(Path, (config.path(), *EXPECTING)))
     if settings.socket not in {default, config.SYSTEM_SOCKET}:
         return probe(settings.socket)

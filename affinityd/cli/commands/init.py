@@ -25,7 +25,8 @@ from affinityd.text import count, quote
 
 PROGRAM = "affinityd init"
 WAIT = "10"  #: seconds that a pod's start may be held up for
-SOCKET, URL = f"{config.PREFIX}SOCKET", f"{config.PREFIX}URL"
+SOCKET = f"{config.PREFIX}SOCKET"
+URL = f"{config.PREFIX}URL"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -77,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> NodePlan:
     try:
-        variables, here = config.variables(), config.chosen_switch()
+        variables = config.variables()
+        here = config.chosen_switch()
     except InvalidRequestError as error:  # a pod must start all the same, and does not pin
         _tell(str(error))
         inherited = os.environ.items()
@@ -111,7 +113,8 @@ def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]
     if not url:
         return addresses
     plain = url.rstrip("/")
-    host, port = "", 0
+    host = ""
+    port = 0
     with suppress(ValueError):
         host, port = host_and_port(plain.removeprefix(ask_daemon.HTTP))
     if not plain.startswith(ask_daemon.HTTP) or set(host) & set("/ @?#") or not port:

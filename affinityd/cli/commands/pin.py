@@ -57,7 +57,8 @@ def pin_targets(
         return rule
 
     def target_of(stat: Stat) -> Target:
-        before_it, parent = targets.get(stat.number), targets.get(stat.parent)
+        before_it = targets.get(stat.number)
+        parent = targets.get(stat.parent)
         if before_it is not None and before_it.start == stat.start:
             return before_it
         of_child = own_cpus(stat) if own_cpus and stat.number != process.number else None
@@ -175,7 +176,8 @@ def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[list[ThreadResult]]:
     """Return threads by process and result; each of those left alone may have its own mask."""
 
     def result(thread: ThreadResult) -> object:
-        held, is_set = thread.held, thread.outcome == PINNED and thread.was_set
+        held = thread.held
+        is_set = thread.outcome == PINNED and thread.was_set
         return thread.pid, thread.outcome == LEFT_ALONE or held, thread.reason, is_set
 
     return grouped(threads, result).values()
@@ -202,7 +204,8 @@ def _failures(pinned: PinResult, process: Stat) -> Iterator[str]:
         held = format_list(group[0].held)
         yield f"{_label(group)} refused, still on CPUs {held}: {group[0].reason}"
     for group in _groups(pinned.cut):
-        held, wanted = format_list(group[0].held), format_list(group[0].asked)
+        held = format_list(group[0].held)
+        wanted = format_list(group[0].asked)
         yield f"{_label(group)} got CPUs {held} of {wanted}: the cpuset, or the node, has no more"
     if not pinned.is_settled:
         name = target.shown(process)

@@ -19,7 +19,9 @@ from affinityd.discovery.nvml import R
 from affinityd.discovery.nvml.query import query_gpus, query_processes
 from affinityd.machines import BUSY
 
-TOPOLOGY, PROCESSES = "topology", "processes"  #: the purpose of a call of NVML
+#: The purpose of a call of NVML.
+TOPOLOGY = "topology"
+PROCESSES = "processes"
 
 
 def add_arguments(parser: Parser) -> None:

@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError(
             f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"
         )
-    gres, why = None, ""
+    gres = None
+    why = ""
     nodes = arguments.nodes
     if slurm is not None:
         nodes = nodes or slurm.node_name(topology.name)

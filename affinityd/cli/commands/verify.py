@@ -93,10 +93,12 @@ def _judged(
     used = used_gpus(process, planner, is_named=bool(options))
     judged = list(_verifications(process, planner, used))
     if with_resident:
-        judged = [replace(it, least=0) for it in judged]
+        judged = [replace(verification, least=0) for verification in judged]
     families = [(judged, options)]
     if used.by_driver:  # a pin is told which they are, of each process with its helpers
-        by_holder = grouped(judged, lambda it: it.process.facts.holder or it.process.facts.pid)
+        by_holder = grouped(
+            judged, lambda entry: entry.process.facts.holder or entry.process.facts.pid
+        )
         families = []
         for family in by_holder.values():
             named = ",".join(gpu.pci_bus_id for gpu in family[0].near.gpus)
@@ -113,7 +115,8 @@ def _verifications(
         first, *beside = (gpu.key for gpu in gpus_of(ranks))
         holdings.append(Holding(pid, first, beside=tuple(beside)))
     judge = Judge(planner.topology)
-    holders, unlimited = GpuHolders(tuple(holdings)), float("inf")
+    holders = GpuHolders(tuple(holdings))
+    unlimited = float("inf")
     processes = list(ProcessWalk(holders, unlimited, ProcessTable(), family=unlimited))
     if not processes or processes[0].pid != process.number:
         raise TargetError(f"{target.shown(process)} has ended meanwhile")
@@ -121,7 +124,8 @@ def _verifications(
         is_self = facts.pid == os.getpid()
         with_cpuset = replace(facts, cpuset=facts.cpuset or planner.cpuset(process))
         judged = by_plan(judge, with_cpuset, used.ranks[facts.holder or facts.pid])
-        doubt, (pid, placement) = used.doubts.get(facts.pid), (facts.pid, judged.process.placement)
+        doubt = used.doubts.get(facts.pid)
+        (pid, placement) = (facts.pid, judged.process.placement)
         policy = memory_policy.own_policy() if is_self else memory_policy.policy_of(pid)
         yield replace(
             judged,

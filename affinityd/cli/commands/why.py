@@ -107,13 +107,13 @@ def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
         "stolen": round(waits.stolen, 6),
         "others": [
             {
-                "pid": it.pid,
-                "name": it.name,
-                "of": it.owner,
-                "kind": it.kind,
-                "ran": round(it.ran, 6),
+                "pid": runner.pid,
+                "name": runner.name,
+                "of": runner.owner,
+                "kind": runner.kind,
+                "ran": round(runner.ran, 6),
             }
-            for it in waits.runners[:MOST_ROWS]
+            for runner in waits.runners[:MOST_ROWS]
         ],
         "cause": waits.cause,
         "remedy": cure,
@@ -122,7 +122,8 @@ def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
 
 def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Iterator[str]:
     """Yield the lines for a person: the sum, the facts, the threads, others there, the remedy."""
-    name, cpus = target.shown(process), several("CPU", waits.cpus)
+    name = target.shown(process)
+    cpus = several("CPU", waits.cpus)
     if waits.waited is None:
         yield f"{name}: how long it waited for {cpus} is not measurable: {SHORT_LIVED}"
     else:
@@ -133,8 +134,12 @@ def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Itera
     if waits.stolen >= LEAST_SECONDS:
         yield f"stolen: {waits.stolen:.2f} s, by the hypervisor, of all that runs on these CPUs"
     yield ""
-    times = ((it, waits.threads[it.tid]) for it in after.facts.threads if it.tid in waits.threads)
-    longest = sorted(times, key=lambda it: (-it[1].waited, -it[1].ran, it[0].tid))
+    times = (
+        (thread, waits.threads[thread.tid])
+        for thread in after.facts.threads
+        if thread.tid in waits.threads
+    )
+    longest = sorted(times, key=lambda entry: (-entry[1].waited, -entry[1].ran, entry[0].tid))
     rows = [
         [str(thread.tid), thread.name, str(thread.last_cpu), f"{its.ran:.2f}", f"{its.waited:.2f}"]
         for thread, its in longest[:MOST_ROWS]
@@ -146,8 +151,14 @@ def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Itera
     if waits.runners:
         yield ""
         rows = [
-            [str(it.pid), it.name, it.owner or "", CAUSE_WORDS[it.kind], f"{it.ran:.2f}"]
-            for it in waits.runners[:MOST_ROWS]
+            [
+                str(runner.pid),
+                runner.name,
+                runner.owner or "",
+                CAUSE_WORDS[runner.kind],
+                f"{runner.ran:.2f}",
+            ]
+            for runner in waits.runners[:MOST_ROWS]
         ]
         columns = ("process", "name", "of", "is", "ran there")
         yield from aligned(columns, rows, {"process", "ran there"})

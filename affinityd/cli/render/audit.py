@@ -38,7 +38,9 @@ def table(
     with_vendor = topology.has_several_vendors
     names = {gpu.key: gpu_numbers([gpu], with_vendor=with_vendor) for gpu in topology.gpus}
     states_of_gpus = states(scan)
-    order = sorted(scan.processes, key=lambda it: STATES.index(states_of_gpus[it.facts.gpu]))
+    order = sorted(
+        scan.processes, key=lambda process: STATES.index(states_of_gpus[process.facts.gpu])
+    )
     scan = replace(scan, processes=tuple(order))
     if scan.processes:
         yield from _rows_table(scan, names, is_second=is_second, width=width)
@@ -72,7 +74,8 @@ def _orphans(
     """Yield the pid of each orphan, and what it holds, why it is one, and what to do."""
     for process in scan.processes:
         if process.orphan is not None:
-            facts, remedy = process.facts, remedies.end(process)
+            facts = process.facts
+            remedy = remedies.end(process)
             held = f"{_memory(facts.holding)} of GPU {names[facts.gpu]}"
             end = f"; {remedy}" if remedy else ""
             yield facts.pid, f"orphan, holds {held}: {process.orphan}{end}"
@@ -97,8 +100,12 @@ def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
 
 def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:
     """Yield the remedies for the processes of each GPU, job and cause: why, then the commands."""
-    found = [(it.facts, it.cause, remedy) for it in scan.processes if (remedy := remedies.of(it))]
-    alike = grouped(found, lambda it: (it[0].gpus, it[0].membership.job, it[1]))
+    found = [
+        (process.facts, process.cause, remedy)
+        for process in scan.processes
+        if (remedy := remedies.of(process))
+    ]
+    alike = grouped(found, lambda entry: (entry[0].gpus, entry[0].membership.job, entry[1]))
     for group in alike.values():
         (facts, cause, remedy), *others = group
         more = f" and {len(others)} more" if others else ""
@@ -126,7 +133,8 @@ COLUMNS = (
 LEAST_NEEDED = ("ran last on", "threads", "far", "gpu memory", "user", "cpulist", "job")
 SINCE_BEFORE = ("remote time", "waits")  #: of a second look
 NUMBERS = {"pid", "threads", "far", "gpu memory", *SINCE_BEFORE}
-NONE, NOT_KNOWN = "-", "?"
+NONE = "-"
+NOT_KNOWN = "?"
 
 LEVEL = "  "  #: before the name of a process, for each of its ancestors in the table
 MOST_ALIKE = 4  #: more workers than these that are alike share a row
@@ -144,8 +152,11 @@ def _rows_table(
     for group in _folded(scan):
         row = _row(group, scan, names, levels[group[0].facts.pid])
         if is_second:
-            used = [scan.used[it.facts.pid] for it in group if it.facts.pid in scan.used]
-            total, remote = (sum(it.total for it in used), sum(it.remote for it in used))
+            used = [
+                scan.used[process.facts.pid] for process in group if process.facts.pid in scan.used
+            ]
+            total = sum(time.total for time in used)
+            remote = sum(time.remote for time in used)
             part = f"{remote / total:.0%}" if total else NONE
             row = (*row, NOT_KNOWN if group[0].near is None else part, _waited(group, scan))
         rows.append(row)
@@ -184,7 +195,8 @@ def _folded(scan: Scan) -> Iterator[Alike]:
     parents = {process.facts.parent for process in scan.processes}
 
     def look(process: AuditedProcess) -> object:
-        facts, masks = process.facts, frozenset(process.judged)
+        facts = process.facts
+        masks = frozenset(process.judged)
         if facts.holder is None or facts.pid in parents:  # no worker
             return facts.pid
         return facts.parent, facts.name, process.placement, process.cause, masks
@@ -194,7 +206,8 @@ def _folded(scan: Scan) -> Iterator[Alike]:
 
 
 def _row(group: Alike, scan: Scan, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
-    first, facts = group[0], group[0].facts
+    first = group[0]
+    facts = group[0].facts
     of = facts.membership
     step = f".{of.step}" if of.job and of.step else ""
     threads = [thread for process in group for thread in process.facts.threads]
@@ -226,7 +239,7 @@ def _row(group: Alike, scan: Scan, names: Mapping[GpuKey, str], level: int) -> t
 
 def _waited(group: Alike, scan: Scan) -> str:
     """Return the seconds that threads waited in a second, and what explains most of them."""
-    waits = [scan.waits[it.facts.pid] for it in group if it.facts.pid in scan.waits]
+    waits = [scan.waits[process.facts.pid] for process in group if process.facts.pid in scan.waits]
     if not waits or any(of_process.waited is None for of_process in waits):
         return NOT_KNOWN
     longest = max(waits, key=lambda of_process: of_process.waited or 0.0)
@@ -263,7 +276,9 @@ def verify_table(verifications: Sequence[Verification], all_memory: bool = False
 
 def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
     """Yield a row for the threads of each mask, that of the main thread first."""
-    process, gpus, policy = verification.process, verification.near.gpus, verification.policy
+    process = verification.process
+    gpus = verification.near.gpus
+    policy = verification.policy
     nodes = (NOT_KNOWN if gpu.numa_node is None else str(gpu.numa_node) for gpu in gpus)
     gpu_nodes = ",".join(nodes)
     alike = grouped(process.threads, lambda placed: (placed.placement, placed.thread.mask))
@@ -286,8 +301,8 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
     node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
     processes = [
         {
-            "pid": it.process.facts.pid,
-            "name": it.process.facts.name,
+            "pid": verification.process.facts.pid,
+            "name": verification.process.facts.name,
             "gpus": [
                 {
                     "vendor": gpu.vendor,
@@ -295,11 +310,11 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
                     "pci_bus_id": gpu.pci_bus_id,
                     "numa_node": gpu.numa_node,
                 }
-                for gpu in it.near.gpus
+                for gpu in verification.near.gpus
             ],
             "near": {
-                "cpulist": format_list(it.near.cpus),
-                "memory_nodes": sorted(it.near.memory),
+                "cpulist": format_list(verification.near.cpus),
+                "memory_nodes": sorted(verification.near.memory),
             },
             "threads": [
                 {
@@ -310,14 +325,15 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
                     "last_cpu": thread.last_cpu,
                     "last_node": node_of.get(thread.last_cpu),
                 }
-                for thread, placement, _ in it.process.threads
+                for thread, placement, _ in verification.process.threads
             ],
-            "memory": it.policy and {"policy": it.policy.policy, "nodes": sorted(it.policy.nodes)},
-            "resident": it.memory.resident.by_node if it.memory else None,
-            "mismatches": it.mismatches,
-            "notes": list(it.notes),
-            "cpus_set_by": None if it.owner is None else str(it.owner),
+            "memory": verification.policy
+            and {"policy": verification.policy.policy, "nodes": sorted(verification.policy.nodes)},
+            "resident": verification.memory.resident.by_node if verification.memory else None,
+            "mismatches": verification.mismatches,
+            "notes": list(verification.notes),
+            "cpus_set_by": None if verification.owner is None else str(verification.owner),
         }
-        for it in verifications
+        for verification in verifications
     ]
     return {"node": topology.name, "matches": matches(verifications), "processes": processes}

@@ -31,7 +31,11 @@ from affinityd.topology.words import (
 TREE_WIDTH = 100  #: columns, where the last cell of a line allows it
 
 #: SGR parameters (ECMA-48 §8.3.117).
-BOLD, DIM, GREEN, YELLOW, CYAN = "1", "2", "32", "33", "36"
+BOLD = "1"
+DIM = "2"
+GREEN = "32"
+YELLOW = "33"
+CYAN = "36"
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,11 @@ def _lines(row: _Row, head: str, *, color: bool) -> Iterator[str]:
         yield rest + " " * (len(head) - len(row.rest)) + line
 
 
-PLACE, SHARED_BRANCH, BARE, UNPLACED, DEVICE = "place", "share", "bare", "unplaced", "device"
+PLACE = "place"
+SHARED_BRANCH = "share"
+BARE = "bare"
+UNPLACED = "unplaced"
+DEVICE = "device"
 AMOUNTS = (1, 2)  #: the columns of a place that stand to the right
 
 
@@ -110,7 +118,8 @@ def _places(topology: Topology) -> Iterator[Branch]:
             yield _node(topology, place.nodes[0], place.packages)
             continue
         cores = [core for number in place.nodes for core in topology.node_cores[number]]
-        name, amount = several("package", place.packages), count(len(cores), "core")
+        name = several("package", place.packages)
+        amount = count(len(cores), "core")
         nodes = tuple(_node(topology, number) for number in place.nodes)
         yield Branch(PLACE, (name, "", amount, format_list(cpus_of(cores))), BOLD, nodes)
 
@@ -123,7 +132,8 @@ def _node(topology: Topology, number: int | None, packages: Sequence[int] = ()) 
         *_shares("LLC", cores, lambda core: core.llc),
         *(_devices(topology, number) if number is not None else ()),
     )
-    name, size = node_label(number, packages), memory(topology.node_of[number])
+    name = node_label(number, packages)
+    size = memory(topology.node_of[number])
     cells = (name, size, count(len(cores), "core"), format_list(cpus_of(cores)))
     return Branch(PLACE, cells, BOLD, below)
 
@@ -157,7 +167,8 @@ def _unplaced(topology: Topology) -> Iterator[Branch]:
 def _distances(topology: Topology) -> Iterator[str]:
     numbers = [number for number in topology.nodes_with_cpus if number is not None]
     if len(numbers) > 1:
-        heads, rows = list(map(str, numbers)), []
+        heads = list(map(str, numbers))
+        rows = []
         for number in numbers:
             distances = topology.node_of[number].distances
             rows.append((f"node {number}", *(str(distances.get(to, "?")) for to in numbers)))

@@ -262,7 +262,8 @@ class Callers:
 def _caller(pid: int) -> Caller | None:
     """Return the CPUs of a pid's process now; None where it is not seen. Raises OSError."""
     try:
-        mask, membership = mask_of(pid), present(f"/proc/{pid}/cgroup")
+        mask = mask_of(pid)
+        membership = present(f"/proc/{pid}/cgroup")
     except PermissionError:  # hidepid=, proc(5)
         return None
     if mask is None or membership is None:
@@ -305,7 +306,8 @@ def reader_of(peer: Peer | None, admin_group: int | None) -> str:
     """
     if peer is None:
         return COUNTS
-    pid, uid = peer.credentials.pid, peer.credentials.uid
+    pid = peer.credentials.pid
+    uid = peer.credentials.uid
     if pid <= 0 or uid == overflow_uid():
         return COUNTS
     if uid != ROOT and admin_group not in peer.groups:

@@ -128,7 +128,8 @@ def _count_refusal(metrics: Metrics, client: str, error: AffinityError) -> None:
 
 async def read_query(request: HttpRequest) -> Request:
     """Read the query of a request, and the machine again where it has changed."""
-    query, peer = request.scope["query_string"], peer_of_request(request.scope)
+    query = request.scope["query_string"]
+    peer = peer_of_request(request.scope)
     watcher = state_of(request).watcher
     asked = parse_query(pairs_of(query))
     await watcher.refresh()
@@ -212,4 +213,4 @@ def observed_placement(
     mask = mask or (caller.mask if caller else reply.request.task.cpuset)
     if mask is None:
         return UNKNOWN
-    return placement(topology, vicinity(topology, [it.gpu for it in reply.ranks]), mask)
+    return placement(topology, vicinity(topology, [rank.gpu for rank in reply.ranks]), mask)

@@ -17,7 +17,8 @@ from affinityd.daemon.state.scans import ScanResult
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.request.document import ProblemDocument
 
-JSON, TEXT = "application/json", "text/plain"
+JSON = "application/json"
+TEXT = "text/plain"
 PROBLEM = "application/problem+json"
 
 _REFUSAL = {

@@ -71,7 +71,8 @@ class FailureLog:
         except Exception as error:
             self._count()
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            last, self._last = self._last, f"{type(error)} {reason}"
+            last = self._last
+            self._last = f"{type(error)} {reason}"
             if last == self._last:
                 return
             if isinstance(error, self._expected):

@@ -64,7 +64,8 @@ class ScanResult:
 
     def process(self, pid: int) -> bytes | None:
         """Return the document of one process; None: the scan has no such process."""
-        lines, begin = self.texts[PROCESS_LINES], b"\n%d " % pid
+        lines = self.texts[PROCESS_LINES]
+        begin = b"\n%d " % pid
         place = lines.find(begin)
         if place < 0:
             return None

@@ -180,9 +180,11 @@ class TopologyWatcher(KnownNode):
                     return
                 topology = again
             self._is_unsettled = False
-            self._seen_online, self._seen_ports = online, ports
+            self._seen_online = online
+            self._seen_ports = ports
             if self.known is None:
-                reserved, switch = self._settings.reserved_cpus, self._settings.switch
+                reserved = self._settings.reserved_cpus
+                switch = self._settings.switch
                 self.known = Node(topology, reserved, switch=switch)
             elif topology != self.known.topology:
                 generation = self.known.generation + 1
@@ -200,7 +202,8 @@ class TopologyWatcher(KnownNode):
             raise
 
     def _publish(self) -> None:
-        node, before = self.node, self._published
+        node = self.node
+        before = self._published
         if node is not before:
             _log(node, before.topology if before else None)
         # A file that was deleted, or that the disk had no room for, comes back with any reading.

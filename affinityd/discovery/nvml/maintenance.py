@@ -46,7 +46,9 @@ class DriverMaintenance:
     """Tells whether the driver is being worked on."""
 
     def __init__(self, sys: str = "/sys", hold: str = HOLD, proc: str = PROC) -> None:
-        self._sys, self._hold, self._proc = sys, hold, proc
+        self._sys = sys
+        self._hold = hold
+        self._proc = proc
         self._seen_once: set[str] = set()
         self._seen_twice: set[str] = set()
         self._working: set[str] = set()

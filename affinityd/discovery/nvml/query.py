@@ -244,7 +244,8 @@ def _may_run_on(cpus: CpuSet) -> bool:
 
 
 def _report_gpus(nvml: ModuleType) -> NvmlReport:
-    trusted, devices = _may_run_on(_online()), _devices(nvml)
+    trusted = _may_run_on(_online())
+    devices = _devices(nvml)
     version = None
     with suppress(nvml.NVMLError):
         version = str(nvml.nvmlSystemGetDriverVersion())
@@ -319,7 +320,9 @@ def _report_processes(nvml: ModuleType) -> ProcessReport:
 
 
 def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
-    uuid, pci_bus_id, is_divided = gpu.uuid(), gpu.pci_bus_id(), gpu.is_divided()
+    uuid = gpu.uuid()
+    pci_bus_id = gpu.pci_bus_id()
+    is_divided = gpu.is_divided()
     # Only a privileged process may query a divided GPU itself, and no process runs outside its
     # MIG devices.
     parts: list[tuple[NvmlDevice, str | None]] = [(gpu, None)]

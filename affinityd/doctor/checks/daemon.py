@@ -246,7 +246,11 @@ def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
             }
             for machine in (node.topology, topology)
         )
-        stale = (f"its {it}: {told[it]}, here: {here[it]}" for it in here if told[it] != here[it])
+        stale = (
+            f"its {fact}: {told[fact]}, here: {here[fact]}"
+            for fact in here
+            if told[fact] != here[fact]
+        )
         fault = next(stale, "it is a replayed machine's" if node.replayed else "")
     if fault:
         yield warn(
@@ -259,7 +263,8 @@ def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
 
 def callers(daemon: DaemonFacts) -> CheckResults:
     """Judge whether a daemon identifies this process, and its cpuset, by its request."""
-    allowed, published = daemon.allowed, daemon.published
+    allowed = daemon.allowed
+    published = daemon.published
     if allowed is None or (isinstance(published, Node) and published.replayed):
         return
     has_no_cpuset = allowed.within is None and daemon.own_cpuset is not None
@@ -289,7 +294,7 @@ def nri(facts: NodeFacts) -> CheckResults:
     ):
         chosen = runtime["namespaces"] or "none, only pods with the label affinityd=on"
         yield ok(f"{runtime['runtime'] or 'a runtime'} asks the daemon; namespaces: {chosen}")
-    if missed := int(sum(it for name, it in samples.items() if 'state="missed"' in name)):
+    if missed := int(sum(value for name, value in samples.items() if 'state="missed"' in name)):
         yield warn(
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",
             "repair what the lines `is not adjusted` of the daemon's log name; it tries again",

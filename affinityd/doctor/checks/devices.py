@@ -90,7 +90,8 @@ def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
 
 def gpu_nics(facts: NodeFacts) -> CheckResults:
     """Judge whether each GPU has an RDMA device near it, and each device a GPU."""
-    topology, gpus = facts.topology, facts.some_gpus()
+    topology = facts.topology
+    gpus = facts.some_gpus()
     usable = usable_ports(topology.nics)
     if not usable:
         raise NotApplicableError("no port of an RDMA device is ACTIVE")
@@ -148,7 +149,8 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
     for key, kind in (("FilePages", "page cache"), ("AnonPages", "ordinary memory of programs")):
         used = {}
         for node in nodes:
-            name, file = f"Node {node} {key}", f"sys/devices/system/node/node{node}/meminfo"
+            name = f"Node {node} {key}"
+            file = f"sys/devices/system/node/node{node}/meminfo"
             kib = read_fields(facts.tree, file, name).get(name, "").removesuffix(" kB")
             if size := 1024 * (number(kib) or 0):
                 used[node] = size
@@ -177,7 +179,8 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
 
 def _jobs_on(facts: NodeFacts, nodes: frozenset[int]) -> list[str]:
     """Return the jobs of which a process may take memory of these nodes: `slurm 7`."""
-    tree, jobs = facts.tree, set()
+    tree = facts.tree
+    jobs = set()
     root = tree.root if isinstance(tree, FolderTree) else NO_ROOT
     for pid in numbered(tree, "proc", ""):
         its = membership(tree.read(f"proc/{pid}/cgroup") or "", root)

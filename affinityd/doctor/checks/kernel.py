@@ -172,7 +172,8 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
         devices += [(name, nic.pci_bus_id, gpus)] if gpus else []
     remedy = "let irqbalance use CPUs there" if pid else "systemctl enable --now irqbalance"
     for name, address, gpus in devices:
-        near, cpus = facts.near(*gpus).cpus, _interrupt_cpus(facts.tree, address)
+        near = facts.near(*gpus).cpus
+        cpus = _interrupt_cpus(facts.tree, address)
         if near and cpus and near.isdisjoint(cpus):
             yield warn(
                 f"{name}: its interrupts are handled on {several('CPU', cpus)}, and CPUs "

@@ -119,7 +119,9 @@ def cpu_power(facts: NodeFacts) -> CheckResults:
     """Judge how fast the CPUs near GPUs are after a pause: their frequency and idle states."""
     facts.some_gpus()
     gpus, cpus = facts.used_by_ranks(facts.topology.online)
-    tree, clocks, states = facts.tree, dict[int, str](), dict[int, tuple[int, str]]()
+    tree = facts.tree
+    clocks = dict[int, str]()
+    states = dict[int, tuple[int, str]]()
     for cpu in sorted(cpus or facts.topology.online):
         folder = f"{CPUS}/cpu{cpu}"
         governor = tree.read(f"{folder}/cpufreq/scaling_governor")
