@@ -10,7 +10,7 @@ from tests.support.paths import REPOSITORY
 #: sched_*: see affinityd.linux.syscalls.
 SECCOMP = """
 import ctypes, errno, os, struct, sys
-from affinityd.linux.syscalls import NUMBERS
+from affinityd.linux.syscalls import SYSCALL_NUMBERS
 
 SET_GET = {"x86_64": (203, 204), "aarch64": (122, 123), "ppc64le": (222, 223)}
 LOAD, JUMP_IF_EQUAL, RETURN, ERRNO, ALLOW = 0x20, 0x15, 0x06, 0x50000, 0x7FFF0000
@@ -19,7 +19,7 @@ NO_NEW_PRIVS, SECCOMP_ON, FILTER = 38, 22, 2
 def refuse(call, error=errno.EPERM):
     machine = os.uname().machine
     affinity = zip(("sched_setaffinity", "sched_getaffinity"), SET_GET[machine])
-    number = {**NUMBERS[machine], **dict(affinity)}[call]
+    number = {**SYSCALL_NUMBERS[machine], **dict(affinity)}[call]
     steps = [(LOAD, 0, 0, 0), (JUMP_IF_EQUAL, 0, 1, number)]
     steps += [(RETURN, 0, 0, ERRNO | error), (RETURN, 0, 0, ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *it) for it in steps))
