@@ -87,14 +87,15 @@ def read_choices(texts: Mapping[str, str], default: Choices, source: str) -> Cho
         for name, text in texts.items():
             choices = replace(choices, **_read(name, text))
     except InvalidRequestError as error:
-        raise InvalidRequestError(f"{source}{name[:64]}: {error}") from None
+        why = str(error).removeprefix(f"{name}: ")
+        raise InvalidRequestError(f"{source}{name[:64]}: {why}") from None
     return choices
 
 
 def _read(name: str, text: str) -> dict[str, Any]:
     """Return a field of Choices by its name."""
     if name == "switch":
-        return {"switch": config.read_switch(text)}
+        return {"switch": config.read_switch(text, name)}
     if name == "mode":
         return {"options": parse_request([("mode", text)]).options}
     if name == "nics":

@@ -108,9 +108,6 @@ def ranks(source: str) -> dict[str, Any]:
     return {mode: [place(exec_(("--mode", mode), LOOK, env=env)) for env in envs] for mode in MODES}
 
 
-LATE = 10  #: answers that may come too late: this machine is emulated
-
-
 def containers() -> dict[str, Any]:
     """Return what containers of a pod are given, and where the kernel then lets one be."""
     socket = Path("/tmp/nri.sock")  # noqa: S108 - nobody else is here
@@ -123,10 +120,7 @@ def containers() -> dict[str, Any]:
     for name, (cpus, *_) in PODS.items():
         cgroup(POD, cpus=cpus or "\n")
         env = ["NVIDIA_VISIBLE_DEVICES=0"]
-        for _ in range(LATE):
-            given = runtime.create(created(env=env, devices=[], cgroup=f"{SLICES[-1]}.slice"))
-            if "AFFINITYD_LOCALITY" in given.environment:
-                break
+        given = runtime.create(created(env=env, devices=[], cgroup=f"{SLICES[-1]}.slice"))
         scope = cgroup(f"{POD}/cri-containerd-1.scope", cpus=given.cpus)
         with running(program("rank"), group=scope) as pid:
             status = Path(f"/proc/{pid}/status").read_text()

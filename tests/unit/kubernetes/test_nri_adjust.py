@@ -195,11 +195,11 @@ def note(labels: dict[str, str], **choices: str) -> dict[str, Any]:
     ("request_", "error"),
     [
         (note({"affinityd": "enabled"}), "the label affinityd: 'enabled' is none of on"),
-        (note({}, switch="enabled"), "the annotation affinityd/switch: AFFINITYD: 'enabled' is"),
-        (note({}, mode="nodes"), "the annotation affinityd/mode: mode: 'nodes' is"),
+        (note({}, switch="enabled"), "the annotation affinityd/switch: 'enabled' is none of on"),
+        (note({}, mode="nodes"), "the annotation affinityd/mode: 'nodes' is not one of all"),
         (
             note({}, nics="x" * 10**5),
-            "the annotation affinityd/nics: nics: 'x+…' is not one of ucx",
+            "the annotation affinityd/nics: 'x+…' is not one of ucx",
         ),
         (note({}, memory="0"), "the annotation affinityd/memory: '0' is neither near nor any"),
         (note({}, modes="node"), "affinityd/modes: there is no such choice; did you mean mode"),
