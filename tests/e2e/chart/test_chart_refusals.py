@@ -126,8 +126,12 @@ def test_what_yaml_would_read_as_a_comment_or_a_number_is_quoted() -> None:
 def test_values_of_an_earlier_release_are_taken_or_refused_in_a_line(tmp_path: Path) -> None:
     """`--reuse-values` gives the chart these, and no default of its own."""
     copy = shutil.copytree(CHART, tmp_path / "chart")
-    values = {**VALUES, "kubernetes": {"podResources": False}, "ports": {"http": 9465}}
-    (copy / "values.yaml").write_text(json.dumps(values))
+    values = copy / "values.yaml"
+    nri = {**VALUES["kubernetes"]["nri"], "enabled": True, "namespaces": ["a", "b"]}
+    kubernetes = {**VALUES["kubernetes"], "nri": nri}
+    values.write_text(json.dumps({**VALUES, "kubernetes": kubernetes, "ports": {"http": 9465}}))
+    assert "--nri-namespaces=a,b\n" in helm("template", "affinityd", str(copy)).stdout
+    values.write_text(json.dumps({**VALUES, "kubernetes": {"podResources": False}}))
     done = helm("template", "affinityd", str(copy))
     assert "kubernetes.kubeletRoot has no value: set it; or, " in done.stderr.splitlines()[0]
     assert "--reset-then-reuse-values instead" in done.stderr.splitlines()[0]

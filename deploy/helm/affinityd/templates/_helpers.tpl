@@ -112,8 +112,9 @@ seccompProfile:
 {{- define "affinityd.nriNamespaces" -}}
 {{- $namespaces := list }}
 {{- range $name, $choices := .namespaces }}
-{{- $words := list $name }}
-{{- range $choice, $value := $choices }}
+{{- $isName := kindIs "string" $choices }}{{/* of a list, as 0.2 had it */}}
+{{- $words := list (ternary $choices $name $isName) }}
+{{- range $choice, $value := ternary dict $choices $isName }}
 {{- $words = append $words (printf "%s=%s" $choice (toString $value | replace "," "+")) }}
 {{- end }}
 {{- $namespaces = append $namespaces (join " " $words) }}
