@@ -116,17 +116,6 @@ def test_both_policies_know_a_gpu_by_its_resource() -> None:
         assert verdicts == [resource in GPUS] * 5, resource
 
 
-def test_pods_of_a_strict_namespace_ask_the_service() -> None:
-    barring = ["baseline", "restricted"]
-    key = "pod-security.kubernetes.io/enforce"
-    assert {"key": key, "operator": "NotIn", "values": barring} in selected(BY_FOLDER)
-    assert {"key": key, "operator": "In", "values": barring} in selected(BY_SERVICE)
-    assert quoted(EXPRESSIONS["hasFolder"]) >= {key, *barring}
-    (init,) = added(BY_SERVICE)["initContainers"]
-    _, example = loaded((FOLDER / "restricted.yaml").read_text())
-    assert init["env"] == example["spec"]["initContainers"][0]["env"]
-
-
 def test_both_policies_choose_the_same_pods() -> None:
     chosen = {"namespaceSelector": {"matchLabels": {"affinityd": "on"}}}
     assert BINDING["spec"]["matchResources"] == chosen
