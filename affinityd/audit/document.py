@@ -17,7 +17,7 @@ from affinityd.audit.verdict import Finding
 from affinityd.audit.waits import CAUSES as WAIT_CAUSES
 from affinityd.audit.waits import Waits, remedy
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.discovery.nvml import NvmlLoad
+from affinityd.discovery.nvml import NO_LOAD, NvmlLoad
 from affinityd.json_codec import CpuList, OneOf, left_out, rfc3339
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import CAUSES, PLACEMENTS
@@ -29,16 +29,6 @@ MemoryPlace = Annotated[str, OneOf(PLACES)]
 MemoryCause = Annotated[str, OneOf((*MEMORY_REMEDIES,))]
 ALL, COUNTS = "all", "counts"  #: a document names all processes, or none
 Seen = Annotated[str, OneOf((ALL, COUNTS))]
-
-
-@dataclass(frozen=True)
-class AuditHourDocument:
-    """What a GPU's processes spent in the last hour, or since the daemon's first scan."""
-
-    cpu_seconds: float
-    remote_cpu_seconds: float | None
-    wait_seconds: float | None
-    throttled_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -65,10 +55,8 @@ class AuditGpuDocument:
     throttled_seconds: float | None  #: of the cgroups of its processes, each once
     host_memory_bytes: Mapping[MemoryPlace, int] | None  #: of its processes, by a sample
     host_memory_pinned_far_bytes: int | None  #: far, and likely pinned
-    busy_percent: int | None = None  #: by NVML, at the scan
-    memory_used_bytes: int | None = None
-    memory_bytes: int | None = None
-    last_hour: AuditHourDocument | None = None
+    load: NvmlLoad = NO_LOAD
+    last_hour: CpuTime | None = None  #: the same four times, of the last hour
     state: verdict.State = verdict.IDLE  #: the worst of its processes
     history: str = ""  #: a letter for each of the last sixty minutes: the first of its worst state
 
@@ -282,16 +270,6 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
         "host_memory_bytes": {place: sum(it.placed[place] for it in memory) for place in PLACES},
         "host_memory_pinned_far_bytes": sum(it.pinned_far for it in memory),
     }
-    load = scan.loads.get(gpu.key, NvmlLoad())
-    hour = None
-    if was_seen and gpu.key in scan.last_hour:
-        spent = scan.last_hour[gpu.key]
-        hour = AuditHourDocument(
-            spent.total,
-            None if near is None else spent.remote,
-            spent.waited if scan.counts_waits else None,
-            spent.throttled if scan.counts_waits else None,
-        )
     return AuditGpuDocument(
         vendor=gpu.vendor,
         index=gpu.index,
@@ -305,10 +283,8 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
         remote_cpu_seconds=time.remote if was_seen and near is not None else None,
         wait_seconds=time.waited if was_seen and scan.counts_waits else None,
         throttled_seconds=time.throttled if was_seen and scan.counts_waits else None,
-        busy_percent=load.busy_percent,
-        memory_used_bytes=load.memory_used_bytes,
-        memory_bytes=load.memory_bytes,
-        last_hour=hour,
+        load=scan.loads.get(gpu.key, NO_LOAD),
+        last_hour=scan.last_hour.get(gpu.key) if was_seen else None,
         state=state,
         history=scan.history.get(gpu.key, ""),
         **(known if is_known else dict.fromkeys(known)),

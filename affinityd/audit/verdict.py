@@ -9,6 +9,7 @@ from typing import Annotated
 from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.audit.remedies import RESET_GPU
 from affinityd.cpuset import several
+from affinityd.grouping import grouped
 from affinityd.json_codec import OneOf
 from affinityd.text import count
 from affinityd.topology.model import GpuKey, Keys, moved
@@ -64,42 +65,35 @@ def waits_long(process: AuditedProcess, scan: Scan) -> bool:
 
 @dataclass(frozen=True)
 class FindingKind:
-    """A state that is a finding: its sentence for one GPU, for several, and a general remedy."""
+    """A state that is a finding: what its GPUs are, and what helps in general."""
 
-    one: str
-    many: str
+    text: str
     remedy: str | None = None
     #: Whether a process makes its GPUs such; None: no process does.
     concerns: Callable[[AuditedProcess, Scan], bool] | None = None
 
 
 FINDINGS: Mapping[str, FindingKind] = {
-    LOST: FindingKind("is lost or hangs", "are lost or hang", RESET_GPU),
+    LOST: FindingKind("lost or hung", RESET_GPU),
     FAR: FindingKind(
-        "is used from far away",
-        "are used from far away",
-        "pin its processes near it (affinityd pin), or have the scheduler give near CPUs",
+        "used from far away",
+        "pin the processes near their GPU (affinityd pin), or have the scheduler give near CPUs",
         lambda process, _: process.is_mismatch and process.cause != UNPINNED,
     ),
     ORPHAN: FindingKind(
-        "is held by an ended job",
-        "are held by ended jobs",
+        "held by an ended job",
         "end the processes that compute no more",
         lambda process, _: process.orphan is not None and not process.is_daemon,
     ),
     WAITING: FindingKind(
-        "waits for CPUs",
-        "wait for CPUs",
-        "give its job more CPUs, or fewer threads",
-        waits_long,
+        "waiting for CPUs", "give its job more CPUs, or fewer threads", waits_long
     ),
     UNPINNED: FindingKind(
-        "is used by unpinned processes, which may run far away",
-        "are used by unpinned processes, which may run far away",
+        "used by unpinned processes, which may run far away",
         "start jobs by the TaskProlog, affinityd exec or /affinity/run",
         lambda process, _: process.cause == UNPINNED,
     ),
-    UNKNOWN: FindingKind("cannot be judged", "cannot be judged"),
+    UNKNOWN: FindingKind("impossible to judge"),
 }
 
 
@@ -150,7 +144,7 @@ def verdict(
             concerns += [Concern(name, IS_GONE) for name in gone]
             number += len(gone)
         if names:
-            text = f"{' and '.join(names)} {kind.one if number == 1 else kind.many}"
+            text = f"{' and '.join(names)} {'is' if number == 1 else 'are'} {kind.text}"
             yield Finding(state, text, kind.remedy, concerns)
     if scan.reserved:
         gpus = [*scan.reserved]
@@ -199,12 +193,11 @@ def _owner(process: AuditedProcess, scan: Scan) -> str:
 
 def _named(gpus: Sequence[GpuKey], scan: Scan) -> str:
     """Return `GPU 0`, or `GPUs 0-1`; of several vendors `amd GPU 0 and intel GPU 0`."""
-    if len({vendor for vendor, _ in scan.near}) == 1:
-        return several("GPU", (index for _, index in gpus))
-    vendors = dict.fromkeys(vendor for vendor, _ in gpus)
+    noun = "GPU" if len({vendor for vendor, _ in scan.near}) == 1 else "{} GPU"
+    by_vendor = grouped(gpus, lambda key: key[0])
     return " and ".join(
-        several(f"{vendor} GPU", (index for maker, index in gpus if maker == vendor))
-        for vendor in vendors
+        several(noun.format(vendor), (index for _, index in keys))
+        for vendor, keys in by_vendor.items()
     )
 
 

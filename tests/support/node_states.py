@@ -10,6 +10,7 @@ from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, CpuTime, Job, Membership
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import parse_list
+from affinityd.discovery.nvml import NvmlLoad
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Topology
 from tests.support import audit_facts
@@ -90,9 +91,17 @@ def _memory(it: AuditedProcess) -> HostMemory:
 
 
 def audit(
-    topology: Topology, processes: Sequence[AuditedProcess], *, age: float = 4.0
+    topology: Topology,
+    processes: Sequence[AuditedProcess],
+    *,
+    age: float = 4.0,
+    lost: Sequence[int] = (),
 ) -> AuditDocument:
-    """Return the document of a scan, so many seconds ago, that found these processes."""
+    """Return the document of a scan, so many seconds ago, that found these processes.
+
+    `lost`: GPUs that do not answer.
+    """
+    keys = frozenset(("nvidia", index) for index in lost)
     scan = replace(
         scan_of(topology, *processes),
         time=time.time() - age,
@@ -102,11 +111,15 @@ def audit(
             if it.facts.state == RUNNABLE
         },
         memory={it.facts.pid: _memory(it) for it in processes},
+        unknown=dict.fromkeys(keys, "NVML: GPU is lost"),
+        lost=keys,
+        loads={it.key: NvmlLoad(87, 30 * GIB, 80 * GIB) for it in topology.gpus},
     )
     states = verdict.states(scan)
     scan = replace(
         scan,
-        gpu_time={key: _time_in(state) for key, state in states.items()},
+        gpu_time=dict.fromkeys(states, CpuTime(18123.0, 9876.0, 999.0, 0.2)),
+        last_hour={key: _time_in(state) for key, state in states.items()},
         history={
             key: "." * 12 + "i" * 18 + "n" * 20 + verdict.LETTERS[it] * 10
             for key, it in states.items()

@@ -166,6 +166,7 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
             unknown[gpu.key] = NO_LONGER_LISTED.format(
                 gpu=f"{gpu.index} ({gpu.uuid or gpu.pci_bus_id})"
             )
+            lost.add(gpu.key)
             continue
         loads[gpu.key] = listed.load
         if listed.error:

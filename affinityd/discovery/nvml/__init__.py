@@ -48,6 +48,9 @@ class NvmlLoad:
     memory_bytes: int | None = None
 
 
+NO_LOAD = NvmlLoad()
+
+
 @dataclass(frozen=True)
 class GpuProcesses:
     """The processes of one GPU, or why NVML did not list them."""
@@ -58,7 +61,7 @@ class GpuProcesses:
     processes: tuple[NvmlProcess, ...] = ()  #: one in two lists is there twice
     error: str | None = None  #: why not all of them are known
     is_lost: bool = False  #: the error is a fault of the GPU
-    load: NvmlLoad = NvmlLoad()
+    load: NvmlLoad = NO_LOAD
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,7 +66,7 @@ LACKING = {3, 6, 13}  # NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND
 UNKNOWN_ERROR = 999
 #: nvmlReturn_t of a GPU that computes no more: INSUFFICIENT_POWER, TIMEOUT, IRQ_ISSUE, GPU_IS_LOST,
 #: RESET_REQUIRED.
-LOST = {8, 10, 11, 15, 16, UNKNOWN_ERROR}
+FAULTS = {8, 10, 11, 15, 16, UNKNOWN_ERROR}
 
 
 class _UncountedError(Exception):
@@ -334,7 +334,7 @@ def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
         pci_bus_id=pci_bus_id,
         processes=tuple(process for part, mig in parts for process in _listed(part, mig)),
         error=next(iter(gpu.errors), None),
-        is_lost=not LOST.isdisjoint(gpu.errors.values()),
+        is_lost=not FAULTS.isdisjoint(gpu.errors.values()),
         load=_load(NvmlDevice(gpu.nvml, gpu.handle, {})),  # an error here hides no process
     )
 

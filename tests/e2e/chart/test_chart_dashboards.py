@@ -101,6 +101,23 @@ def test_what_the_nics_of_a_gpu_carry_is_joined_by_node_device_and_port(tmp_path
 
 
 @EACH
+def test_a_number_is_0_where_there_are_gpus_and_none_where_there_are_not(
+    board: Board, tmp_path: Path
+) -> None:
+    stats = [panel for panel in panels(board) if panel["type"] == "stat"]
+    asking = [filled_in(panel["targets"][0]["expr"], CHOSEN) for panel in stats]
+    counting = [it for it in asking if "mismatch" in it or "orphan" in it]
+    near = {
+        of_gpu("affinityd_gpu_orphan_processes"): "0x9",
+        of_gpu("affinityd_gpu_numa_mismatch", cause="mask"): "0x9",
+    }
+    assert len(counting) >= 2
+    play(tmp_path, *(asked(it, near, 8, {"{}": 0}) for it in counting))
+    elsewhere = {of_gpu("affinityd_gpu_audited"): "0x9"}
+    play(tmp_path, *(asked(it, elsewhere, 8, {}) for it in asking))
+
+
+@EACH
 def test_each_query_has_the_chosen_cluster_and_scrape_jobs(board: Board) -> None:
     for expr in exprs(board):
         selected = re.findall(r"(?:[\w:]*affinityd[\w:]*|\bup)\b({[^}]*})?", expr)

@@ -46,6 +46,13 @@ NRI = series("affinityd_nri_connected")
 MISSED = series("affinityd_nri_containers", state="missed", locality="unknown")
 OTHER_UP = 'up{job="node",instance="a"}'
 
+
+def ups(down: int, nodes: int) -> Series:
+    """Return what Prometheus says of targets, of which so many are down."""
+    places = ({"job": "affinityd", "instance": f"{it}", "node": f"{it}"} for it in range(nodes))
+    return {f"up{labels(it)}": f"{int(place >= down)}x20" for place, it in enumerate(places)}
+
+
 #: Alerts of one series, which fire when it was above 0 for so many minutes.
 ABOVE_ZERO = (
     ("OrphansHoldGpu", of_gpu("affinityd_gpu_orphan_processes"), 15),
@@ -65,8 +72,12 @@ DAEMON: tuple[Case, ...] = (
     ("SeesNoGpu", {GENERATION: "1x30"}, 16, True),
     ("SeesNoGpu", {GENERATION: "1x30", GPUS: "8x30"}, 16, False),
     ("RefusesPlans", {LOCAL: "0+1x90", **BY_HAND}, 80, False),
-    ("KeepsRestarting", {series("up"): "1x20", START: "1 1 7 20 40 60x15"}, 8, True),
-    ("KeepsRestarting", {series("up"): "1x20", START: "1x9 7x11"}, 12, False),
+    ("Down", {series("up"): "1x20", START: "1 1 7 20 40 60x15"}, 11, True),
+    ("Down", {series("up"): "1x20", START: "1x9 7x11"}, 16, False),
+    ("ManyNodes", ups(3, 15), 6, False),  # not more than a fifth of them
+    ("ManyNodes", ups(2, 3), 6, False),
+    ("ManyNodes", ups(3, 10), 6, True),
+    ("ManyNodes", ups(3, 10), 4, False),
     ("RefusesPlans", {LOCAL: "0+1x90", REFUSED: "0+3x90"}, 80, True),
     ("RefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
     ("NriIsLost", {NRI: "0x20"}, 6, True),
@@ -81,6 +92,7 @@ FAR_MEMORY, NEAR_MEMORY = (
 WAITED = of_gpu("affinityd_gpu_wait_seconds_total")
 AGE, EVERY = series("affinityd_scan_age_seconds"), series("affinityd_scan_interval_seconds")
 BALANCING, AUDITED = series("affinityd_numa_balancing"), of_gpu("affinityd_gpu_audited")
+LOST = of_gpu("affinityd_gpu_lost")
 
 #: A node on its first day: nothing is pinned, and the kernel is as the distribution has it.
 UNTENDED = {mismatch("unpinned"): "1x90", BALANCING: "1x90", GPUS: "8x90"}
@@ -103,7 +115,6 @@ AUDIT: tuple[Case, ...] = (
             ("0x3 1 0x3 1 0x3 1 0x3 1 0x3", 18, False),
             ("3x9 0x40", 20, False),  # processes are counted, and are no minutes
             ("1x9 _x40", 20, False),  # little is known of the time
-            ("1x40 stale", 44, False),  # the node died, or the GPU was lost
         )
     ),
     ("Unpinned", {mismatch("unpinned"): "2x40"}, 30, True),
@@ -112,7 +123,6 @@ AUDIT: tuple[Case, ...] = (
     ("Unpinned", {mismatch("unpinned"): "0x9 1x40"}, 38, False),
     ("Unpinned", {mismatch("unpinned"): "1x9 0 1x9 0 1x9 0 1x9"}, 38, False),
     ("Unpinned", {mismatch("unpinned"): "1x3 stale _x20 1x3"}, 30, False),
-    ("Unpinned", {mismatch("unpinned"): "1x40 stale"}, 46, False),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+240x90"}, 70, False),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"}, 70, True),
@@ -121,16 +131,20 @@ AUDIT: tuple[Case, ...] = (
     ("GpuWaits", {WAITED: "0+60x90", TOTAL: "0+60x90"}, 50, True),  # half of the time
     ("GpuWaits", {WAITED: "0+60x90", TOTAL: "0+1200x90"}, 80, False),  # many threads, 5 %
     ("GpuWaits", {WAITED: "0+20x90", TOTAL: "0+20x90"}, 50, False),  # a third of a second
-    ("GpuWaits", {WAITED: "0+60x10 _x80", TOTAL: "0+60x10 _x80"}, 60, False),  # the node is gone
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e9x40"}, 31, True),
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e9x40"}, 29, False),
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e10x40"}, 31, False),
     ("HostMemoryIsFar", {FAR_MEMORY: "8e9x40", NEAR_MEMORY: "1e9x40"}, 31, False),
     ("CannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
     ("CannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
-    ("HasNotScanned", {EVERY: "15x20"}, 3, True),
-    ("HasNotScanned", {EVERY: "15x20", AGE: "_ 20x20"}, 5, False),
-    ("HasNotScanned", {AGE: "15x20"}, 3, False),
+    ("CannotSeeIntoGpus", {AUDITED: "0x20", LOST: "1x20"}, 16, False),  # that has its own
+    ("CannotSeeIntoGpus", {EVERY: "15x40"}, 16, True),
+    ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "_ 20x40"}, 18, False),
+    ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "0+60x40"}, 21, True),
+    ("CannotSeeIntoGpus", {AGE: "15x40"}, 16, False),
+    ("GpuIsLost", {LOST: "0x9 1x20"}, 13, True),
+    ("GpuIsLost", {LOST: "0x9 1x20"}, 10, False),
+    ("GpuIsLost", {LOST: "0x9 1 0x20"}, 13, False),
     ("NumaBalancingIsOn", {BALANCING: "1x90", GPUS: "8x90"}, 61, True),
     ("NumaBalancingIsOn", {BALANCING: "3x90", GPUS: "8x90"}, 61, True),
     *(("NumaBalancingIsOn", {BALANCING: f"{n}x90", GPUS: "8x90"}, 61, False) for n in (0, 2)),
@@ -169,11 +183,40 @@ def everywhere(played: Series) -> Series:
 CLUSTERS: tuple[Mapping[str, str], ...] = ({}, {"cluster": "east"})
 
 
+def samples_of(text: str) -> list[str]:
+    """Return promtool's samples one by one: `1+2x3 _x2` are 1, 3, 5, 7 and two gaps."""
+    samples: list[str] = []
+    for part in text.split():
+        start, _, times = part.partition("x")
+        first, _, step = start.partition("+")
+        number = int(times or 0) + (start != "_")
+        if first in {"_", "stale"}:
+            samples += [first] * number
+        else:
+            samples += [str(float(first) + float(step or 0) * it) for it in range(number)]
+    return samples
+
+
+def test_no_alert_fires_on_missing_data(tmp_path: Path) -> None:
+    tests = []
+    for case, samples, minutes, fires in CASES:
+        if fires and case != "Down":
+            every = {name: samples_of(text) for name, text in samples.items()}
+            ended = {name: " ".join([*its[:minutes], "stale"]) for name, its in every.items()}
+            gap = ["stale", *["_"] * (minutes - 3)]
+            holed = {
+                name: " ".join([*its[:2], *gap, *its[minutes:]]) for name, its in every.items()
+            }
+            alert = f"Affinityd{case}"
+            tests += [firing(alert, ended, minutes + 1), firing(alert, holed, minutes)]
+    play(tmp_path, *tests)
+
+
 def test_an_alert_fires_when_it_should_in_each_cluster(tmp_path: Path) -> None:
     tests = []
     for case, samples, minutes, fires in CASES:
         alert = f"Affinityd{case}"
-        at = {} if alert in FLEET else GPU07
+        at = {} if alert in {*FLEET, "AffinitydManyNodes"} else GPU07
         where = [{**it, **at} for it in CLUSTERS if fires]
         tests.append(firing(alert, everywhere(samples), minutes, *where))
     play(tmp_path, *tests)
@@ -207,6 +250,9 @@ FLEETS = {
 }
 
 
+LOST_TWO = {of_gpu("affinityd_gpu_lost", gpu): "1x9" for gpu in (0, 1)}
+
+
 def test_an_alert_of_a_fleet_names_the_cluster_and_counts_its_nodes(tmp_path: Path) -> None:
     counts = {'{cluster="east"}': 2, '{cluster="west"}': 1, "{}": 1}
     play(tmp_path, *(asked(ALERTS[it]["expr"], FLEETS, 80, counts) for it in sorted(FLEET)))
@@ -222,6 +268,17 @@ def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(tmp_path: Path) -> None:
     expr = 'count by (alertname) (ALERTS{alertstate="firing"})'
     alone = {labels(alertname=it): 1 for it in sorted(FLEET)}
     play(tmp_path, asked(expr, {**everything, **on_gpu08(everything)}, 80, alone))
+
+
+def test_an_alert_names_the_gpus_that_are_lost_and_the_number_of_nodes(tmp_path: Path) -> None:
+    lost = {**LOST_TWO, of_gpu("affinityd_gpu_lost", 2): "0x9"}
+    summary = "On gpu07 2 GPU(s) are lost or hang: GPU 0 (0000:00:00.0) GPU 1 (0000:01:00.0)."
+    play(tmp_path, alerted("AffinitydGpuIsLost", lost, 3, {json.dumps(GPU07): summary}))
+    for cluster, of in ({}, ""), ({"cluster": "east"}, " of east"):
+        summary = f"3 of 10 nodes{of} have AffinitydDown."
+        where = json.dumps({**cluster, "problem": "AffinitydDown"})
+        fleet = clustered(ups(3, 10), "east") if cluster else ups(3, 10)
+        play(tmp_path, alerted("AffinitydManyNodes", fleet, 6, {where: summary}))
 
 
 def test_an_alert_names_its_node_else_its_address(tmp_path: Path) -> None:

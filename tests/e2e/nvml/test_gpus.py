@@ -13,7 +13,14 @@ import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
 from affinityd.discovery import nvml
-from affinityd.discovery.nvml import GpuProcesses, NvmlGpu, NvmlProcess, NvmlReport, read_report
+from affinityd.discovery.nvml import (
+    GpuProcesses,
+    NvmlGpu,
+    NvmlLoad,
+    NvmlProcess,
+    NvmlReport,
+    read_report,
+)
 from affinityd.discovery.nvml.query import INIT_REMEDIES, NO_LIST, _may_run_on, _online
 from affinityd.discovery.nvml.query import query_gpus as query
 from affinityd.errors import NVML_EXTRA
@@ -153,7 +160,9 @@ def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
 @pytest.mark.parametrize("actions", [["helper", "hang"], ["helper"]])
 def test_an_nvml_that_hangs_is_ended(facts: Facts, actions: list[str]) -> None:
     device = facts("\n".join(f"fail nvmlDeviceGetCount_v2 {action}" for action in actions))
-    assert query(timeout=1) == NvmlReport(gpus=None, error="NVML did not answer in time")
+    assert query(timeout=1) == NvmlReport(
+        gpus=None, error="NVML did not answer in time", has_hung=True
+    )
     eventually(lambda: not holders(device), "no process outlives the asking")
 
 
@@ -244,10 +253,19 @@ def test_the_processes_of_every_gpu_that_answers_are_named(facts: Facts) -> None
         (f"{ONE}\n {GRAPHICS}_v3 3\n {MPS}_v3 3\n fail nvmlDeviceGetMigMode 13", ALONE),
         (f"{COMPUTE}_v3 3", failed(NO_LIST)),
         # Half of an answer, and none.
-        (f"{ONE}\n {GRAPHICS}_v3 999", replace(ALONE, error="Unknown Error")),
+        (f"{ONE}\n {GRAPHICS}_v3 999", replace(ALONE, error="Unknown Error", is_lost=True)),
         (f"{COMPUTE}_v3 4", failed("Insufficient Permissions")),
-        ("fail nvmlDeviceGetUUID 16", failed("GPU requires restart")),
-        (f"{ONE}\n fail nvmlDeviceGetHandleByIndex_v2 15", failed("GPU is lost")),
+        ("fail nvmlDeviceGetUUID 16", replace(failed("GPU requires restart"), is_lost=True)),
+        (
+            f"{ONE}\n fail nvmlDeviceGetHandleByIndex_v2 15",
+            replace(failed("GPU is lost"), is_lost=True),
+        ),
+        # How busy it is; an error there costs nothing else.
+        (f"load 37 {2**30} {2**36}", replace(NO_PROCESS, load=NvmlLoad(37, 2**30, 2**36))),
+        (
+            f"load 37 {2**30} {2**36}\n fail nvmlDeviceGetUtilizationRates 999",
+            replace(NO_PROCESS, load=NvmlLoad(None, 2**30, 2**36)),
+        ),
         (f"mig off\n {ONE}", ALONE),
     )
     facts("\n".join(f"gpu\n {lines}" for lines, _ in rows))

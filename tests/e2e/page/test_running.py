@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext
 
+from affinityd.audit.verdict import FINDINGS
 from tests.e2e.page.conftest import Node, Tab
 from tests.support.children import sleeping
 from tests.support.cpusets import cgroup, needs_cpuset, step_parts
@@ -91,6 +92,8 @@ def test_over_tcp_there_are_counts(node: ScanningNode, port: int, context: Brows
     eventually(lambda: "1 remote; cause: 1 mask" in text(tab, ".card.far"), "one is remote")
     assert "GPU 0 is used from far away" in text(tab, "#verdict")
     assert text(tab, "#verdict code") == ""
+    assert text(tab, "#verdict .far .remedy") == FINDINGS["far"].remedy
+    assert text(tab, "#now").count("ssh -N -L") == 1
     assert not tab.page.locator("#processes").is_visible()
     assert text(tab, "#now .answer") == "No process is named here."
     how = tab.page.locator("#see_more").inner_text()

@@ -9,6 +9,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext
 
 from affinityd.audit.document import AuditDocument
+from affinityd.audit.model import CpuTime
+from affinityd.audit.remedies import RESET_GPU
 from affinityd.json_codec import dumps
 from tests.e2e.page.conftest import AUDIT, HOSTILE, SIZES, Node, Tab
 from tests.support.daemons import PATIENCE, eventually
@@ -55,7 +57,7 @@ def test_the_worst_comes_first_with_its_remedy(shows: Shows, context: BrowserCon
     assert texts(tab, "#verdict b") == [
         "GPU 0 is used from far away",
         "GPU 1 is held by an ended job",
-        "GPU 2 waits for CPUs",
+        "GPU 2 is waiting for CPUs",
     ]
     pin = f"affinityd pin --gpus {EIGHT.gpus[0].uuid} 10000"
     assert texts(tab, "#verdict :is(code, .command > span)")[0] == pin
@@ -68,6 +70,25 @@ def test_the_worst_comes_first_with_its_remedy(shows: Shows, context: BrowserCon
     assert texts(tab, ".card h3 .state") == ["far", "orphan", "waiting", *["near"] * 4, "idle"]
 
 
+def test_a_lost_gpu_comes_first_and_each_job_has_its_own_remedy(shows: Shows) -> None:
+    document = audit(EIGHT, [far(process(9, 0)), far(process(10, 4)), process(11, 5)], lost=[3])
+    hour = CpuTime(5.0, 2.75)  # of a job that has ended
+    gpus = [replace(gpu, last_hour=hour) if gpu.index == 5 else gpu for gpu in document.gpus]
+    tab = shows(replace(document, gpus=gpus))
+    names = ["GPU 3 is lost or hung", "GPUs 0,4 are used from far away"]
+    assert texts(tab, "#verdict b") == names
+    lost, of_jobs = texts(tab, "#verdict li")
+    assert lost.endswith(f"GPU 3: NVML: GPU is lost {RESET_GPU}")
+    pins = [f"affinityd pin --gpus {EIGHT.gpus[gpu].uuid} {pid}" for pid, gpu in ((9, 0), (10, 4))]
+    assert texts(tab, "#verdict code") == pins
+    assert "GPU 0: slurm 4711, user 1000" in of_jobs
+    assert "GPU 4: slurm 4715, user 1001" in of_jobs
+    cards = texts(tab, ".card")
+    assert cards[0].startswith("GPU 0 far 87% busy, 30 GiB of 80 GiB")
+    assert "55% of 5 s CPU time was far" in cards[5]
+    assert texts(tab, ".card.near .bad, .card.idle .bad") == []
+
+
 def test_a_card_names_the_far_job_first_and_says_what_it_costs(shows: Shows) -> None:
     near = [process(10 + number, 0) for number in range(5)]
     strange = far(process(99, 0, job=99))
@@ -76,15 +97,15 @@ def test_a_card_names_the_far_job_first_and_says_what_it_costs(shows: Shows) -> 
     assert "slurm 99, user 1000 slurm 4711, user 1000" in first
     for words in (
         "placement 5 local, 1 remote; cause: 1 mask",
-        "time lost 74% of 2.3 h CPU time was far",
-        "waits 3 s for CPUs",
+        "time lost, 1 h 74% of 2.3 h CPU time was far",
+        "waits, 1 h 3 s for CPUs",
         "host memory 320 GiB near, 44 GiB far, some likely pinned",
         "NIC mlx5_0 PXB",
         "last hour: far 10 min, near 20 min, idle 18 min, no scan 12 min",
     ):
         assert words in first
     assert "orphan: its Slurm job has ended" in second
-    assert "waits 6 min for CPUs" in third
+    assert "waits, 1 h 6 min for CPUs" in third
     strip = tab.page.get_by_role("img", name="last hour of GPU 0: far 10 min")
     assert strip.locator("rect").count() == 3
     tab.page.get_by_label("show processes on the picture").check()

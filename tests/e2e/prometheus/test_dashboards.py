@@ -41,8 +41,7 @@ WITH_DCGM = (
 )
 #: Panel and query: nothing here is as it should be.
 EMPTY_ON_PURPOSE = {
-    (CANNOT_SEE, "D"),  # a scan was cut short by its time limit
-    (CANNOT_SEE, "E"),  # the last scan is a minute old
+    (CANNOT_SEE, "D"),  # no GPU is lost
     *((panel, it) for panel in WITH_DCGM for it in "AB"),  # there is no dcgm-exporter
     *((OF_NICS, it) for it in "AB"),  # nor a node_exporter
 }

@@ -151,7 +151,7 @@ def test_without_a_source_of_processes_the_result_is_unknown(capsys: Capture) ->
     lines = capsys.readouterr().out.splitlines()
     ends = ["its processes are not known: NVIDIA's driver is not loaded"] * 2
     said = [f"GPU {index}: {end}" for index, end in enumerate(ends)]
-    assert lines == ["GPUs 0-1 cannot be judged", *said]
+    assert lines == ["GPUs 0-1 are impossible to judge", *said]
 
 
 def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
@@ -169,7 +169,7 @@ def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
         known.now = replace(Known(child.pid).now, unknown=lost)
         os.sched_setaffinity(child.pid, NEAR)
         assert main(["audit"]) == 2
-    assert capsys.readouterr().out.startswith("GPU 0 cannot be judged\n")
+    assert capsys.readouterr().out.startswith("GPU 0 is impossible to judge\n")
 
 
 def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> None:

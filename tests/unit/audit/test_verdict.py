@@ -55,7 +55,7 @@ def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
         ),
         (scan(beside(process(1, GPU1))), "near", ["2 GPUs in use, from near alone"]),
         (scan(beside(FAR_FROM_1)), "far", ["GPUs 0-1 are used from far away"]),
-        (scan(process(1), waits=waiting(2.0)), "waiting", ["GPU 0 waits for CPUs"]),
+        (scan(process(1), waits=waiting(2.0)), "waiting", ["GPU 0 is waiting for CPUs"]),
         (scan(process(1), waits=waiting(0.5)), "near", [FROM_NEAR]),
         (
             scan(process(1), waits=waiting(9.0, beside=0)),
@@ -67,19 +67,27 @@ def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
             "reserved",
             ["GPU 0 is reserved by a job, and used by no process"],
         ),
-        (scan(unknown={GPU0: "silent"}), "unknown", ["GPU 0 cannot be judged"]),
+        (
+            scan(unknown={GPU0: "silent"}),
+            "unknown",
+            ["GPU 0 is impossible to judge"],
+        ),
         (
             scan(FAR_FROM_1, unknown={GPU0: "silent"}, lost=frozenset([GPU0])),
             "lost",
-            ["GPU 0 is lost or hangs", "GPU 1 is used from far away"],
+            ["GPU 0 is lost or hung", "GPU 1 is used from far away"],
         ),
         (
             scan(unknown={GPU0: "silent"}, lost=frozenset([GPU0]), gone=MACHINE.gpus[1:]),
             "lost",
-            ["GPU 0 and GPU 1 (0000:11:00.0) are lost or hang"],
+            ["GPU 0 and GPU 1 (0000:11:00.0) are lost or hung"],
         ),
-        (scan(gone=MACHINE.gpus[1:]), "idle", ["GPU 1 (0000:11:00.0) is lost or hangs"]),
-        (scan(near={**NEAR, GPU0: None}), "unknown", ["GPU 0 cannot be judged"]),
+        (scan(gone=MACHINE.gpus[1:]), "idle", ["GPU 1 (0000:11:00.0) is lost or hung"]),
+        (
+            scan(near={**NEAR, GPU0: None}),
+            "unknown",
+            ["GPU 0 is impossible to judge"],
+        ),
     ],
 )
 def test_the_worst_comes_first(found: Scan, state: str | None, texts: list[str]) -> None:

@@ -12,7 +12,8 @@ const LETTERS = 11; // in a GPU's box on the picture
 const MANY_GPUS = 16; // whose cards are smaller
 const MOST_JOBS = 4; // on a card
 // Letter of the history → its state, and the height of its bar.
-const STATES = { f: ["far", 10], o: ["orphan", 8], w: ["waiting", 7], p: ["unpinned", 6], u: ["unknown", 5], n: ["near", 4], r: ["reserved", 3], i: ["idle", 2] };
+const STATES = { l: ["lost", 10], f: ["far", 9], o: ["orphan", 8], w: ["waiting", 7], p: ["unpinned", 6], u: ["unknown", 5], n: ["near", 4], r: ["reserved", 3], i: ["idle", 2] };
+const MOST_CONCERNS = 8; // of a finding
 
 const section = document.getElementById("now");
 const running = document.querySelector("[name=running]");
@@ -79,12 +80,7 @@ function seen(audit) {
 
 function show(audit) {
   const processes = (audit.processes ?? []).filter((it) => !it.daemon);
-  const lines = audit.verdict.map((finding) => {
-    const line = made("li", "", `state ${finding.state}`);
-    line.append(made("b", finding.text));
-    if (finding.remedy) line.append(finding.state === "unknown" ? made("p", printable(finding.remedy)) : remedied(finding.remedy));
-    return line;
-  });
+  const lines = audit.verdict.map(found);
   const list = within("#verdict");
   if (list.dataset.shown !== JSON.stringify(audit.verdict)) {
     list.dataset.shown = JSON.stringify(audit.verdict); // equal ones are left, also for who copies
@@ -101,13 +97,26 @@ function show(audit) {
   say(within("#other_node"), isOther ? "Another machine answers now, or its GPUs differ: reload this page." : "");
 }
 
+// A finding: its GPUs, and of each job its own remedy; the general one where none of these has one.
+function found({ state, text, remedy, concerns }) {
+  const line = made("li", "", `state ${state}`);
+  line.append(made("b", text));
+  for (const concern of concerns.slice(0, MOST_CONCERNS)) {
+    line.append(made("p", printable(`${concern.gpus}: ${concern.why}`)));
+    if (concern.remedy) line.append(remedied(concern.remedy));
+  }
+  if (concerns.length > MOST_CONCERNS) line.append(made("p", `and ${concerns.length - MOST_CONCERNS} more, below`));
+  if (remedy && !concerns.some((it) => it.remedy)) line.append(made("p", remedy, "remedy"));
+  return line;
+}
+
 const nameOf = (gpu) => `${gpu.vendor}:${gpu.index}`;
 
 function card(gpu, processes, areNamed) {
   const element = made("article", "", `card ${gpu.state}`);
   const head = made("h3", `GPU ${gpu.index}`);
   head.title = [gpu.pci_bus_id, gpu.uuid, gpu.numa_node === null ? "node unknown" : `NUMA node ${gpu.numa_node}`, gpu.near && `near CPUs ${gpu.near}`].filter(Boolean).join(", ");
-  head.append(made("span", gpu.state, `state ${gpu.state}`));
+  head.append(made("span", gpu.state, `state ${gpu.state}`), made("span", loadOf(gpu), "load"));
   const facts = made("dl");
   for (const [name, text, isBad] of factsOf(gpu)) {
     if (!text) continue;
@@ -126,6 +135,12 @@ function card(gpu, processes, areNamed) {
   } else if (gpu.audited && number) head.append(made("span", count(number, "process"), "faint"));
   element.append(facts, historyOf(gpu));
   return element;
+}
+
+// How busy a GPU and its memory are, by NVML; "": not known.
+function loadOf({ load: { busy_percent: busy, memory_used_bytes: used, memory_bytes: total } }) {
+  const memory = total === null ? "" : `${amount(used)} of ${amount(total)}`;
+  return [busy === null ? "" : `${busy}% busy`, memory].filter(Boolean).join(", ");
 }
 
 // The jobs of a GPU and their users, those that are far first.
@@ -155,12 +170,14 @@ function* factsOf(gpu) {
   const causes = counted(gpu.mismatch);
   yield ["placement", [counted(gpu.processes), causes && `cause: ${causes}`].filter(Boolean).join("; "), gpu.state === "far"];
   if (gpu.orphans) yield ["orphans", count(gpu.orphans, "process"), true];
-  if (gpu.cpu_seconds) {
-    const share = gpu.remote_cpu_seconds === null ? null : Math.round((100 * gpu.remote_cpu_seconds) / gpu.cpu_seconds);
-    yield ["time lost", share === null ? "unknown" : `${share}% of ${duration(gpu.cpu_seconds)} CPU time was far`, share > 0];
+  const hour = gpu.last_hour ?? {};
+  if (hour.total >= 1) {
+    const share = gpu.near === null ? null : Math.round((100 * hour.remote) / hour.total);
+    const text = share === null ? "unknown" : `${share}% of ${duration(hour.total)} CPU time was far`;
+    yield ["time lost, 1 h", text, gpu.state === "far" && share > 0];
   }
-  const waits = [gpu.wait_seconds >= 1 && `${duration(gpu.wait_seconds)} for CPUs`, gpu.throttled_seconds >= 1 && `${duration(gpu.throttled_seconds)} throttled`];
-  yield ["waits", waits.filter(Boolean).join(", "), gpu.state === "waiting"];
+  const waits = [hour.waited >= 1 && `${duration(hour.waited)} for CPUs`, hour.throttled >= 1 && `${duration(hour.throttled)} throttled`];
+  yield ["waits, 1 h", waits.filter(Boolean).join(", "), gpu.state === "waiting"];
   const { near = 0, far = 0, unknown = 0 } = gpu.host_memory_bytes ?? {};
   const memory = [near && `${amount(near)} near`, far && `${amount(far)} far`, unknown && `${amount(unknown)} unknown`];
   if (gpu.host_memory_pinned_far_bytes) memory.push("some likely pinned");

@@ -89,7 +89,7 @@ def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
             SECOND: NO_LONGER_LISTED.format(gpu="1 (GPU-1)"),
             FIVE[3].key: NO_LONGER_LISTED.format(gpu="3 (GPU-3)"),
         },
-        lost=frozenset([FIRST]),
+        lost=frozenset([FIRST, SECOND, FIVE[3].key]),
         loads=loads,
     )
     silent = ProcessReport(None, error="NVML did not answer")
