@@ -65,7 +65,11 @@ def parser_of(name: str) -> Parser:
     if hasattr(command, "help_parser"):
         return command.help_parser()  # type: ignore[no-any-return]
     about = COMMANDS[name]
-    parser = Parser(prog=f"affinityd {name}", description=f"{about[0].upper()}{about[1:]}.")
+    parser = Parser(
+        prog=f"affinityd {name}",
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog="exit status: 0: done; 1: it cannot be done; 2: the command line is wrong",
+    )
     command.add_arguments(parser)
     return parser
 

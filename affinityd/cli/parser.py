@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NoReturn
 
 from affinityd import config, machines
@@ -67,18 +67,20 @@ def duration(text: str) -> float:
     return seconds
 
 
-def add_settings(parser: Parser, names: Iterable[str]) -> None:
-    """Add flags for settings, each of which is also a variable and a line of the file."""
+def add_settings(parser: Parser, names: Iterable[str], shown: Container[str] = ()) -> None:
+    """Add flags for settings, each of which is also a variable and a line of the file.
+
+    The help has those `shown`, or all.
+    """
     group = parser.add_argument_group(
         "settings", f"also AFFINITYD_* variables and lines of {config.DEFAULT_PATH}"
     )
     for name in names:
         setting = settings.SETTINGS[name]
-        group.add_argument(
-            flag(name),
-            metavar=setting.metavar,
-            help=setting.help.format(machines=", ".join((*machines.NAMES, machines.BUSY))),
-        )
+        text = setting.help.format(machines=", ".join((*machines.NAMES, machines.BUSY)))
+        if shown and name not in shown:
+            text = argparse.SUPPRESS
+        group.add_argument(flag(name), metavar=setting.metavar, help=text)
 
 
 def sockets(arguments: argparse.Namespace) -> list[str]:
@@ -106,24 +108,33 @@ OF_COMMANDS = {"format", "observe", "choose", "gpus_per_rank"}
 PLAN_OPTIONS = tuple(name for name in PARAMETERS if name not in OF_COMMANDS)
 #: Options that choose GPUs.
 DEVICE_OPTIONS = ("gpus", "rank", "ranks", "job", "visible", "granted")
+#: Those that people type; scripts send the others, and docs/api.md has them.
+TYPED = {"gpus", "mode", "cpuset", "visible"}
 
 
 def add_plan_options(parser: Parser, title: str, names: Iterable[str], mode: str = "node") -> None:
-    """Add parameters of a plan; `mode` is the default one, for the help."""
-    group = parser.add_argument_group(title)
+    """Add parameters of a plan; `mode` is the default one, for the help, which has TYPED alone."""
+    group = parser.add_argument_group(title, "docs/api.md has more of them")
     for name in names:
-        add_plan_option(group, name, mode)
+        add_plan_option(group, name, mode, is_shown=name in TYPED)
 
 
-def add_plan_option(group: argparse._ActionsContainer, name: str, mode: str = "node") -> None:
+def add_plan_option(
+    group: argparse._ActionsContainer, name: str, mode: str = "node", *, is_shown: bool = True
+) -> None:
     """Add a parameter of a plan; a flag without a value means true."""
     parameter = PARAMETERS[name]
-    text = f"{parameter.help} (default: {mode})" if name == "mode" else parameter.help
+    text = parameter.help
+    if choices := ", ".join(parameter.schema.get("enum", ())):
+        text = f"{text}: {choices}"
+    if name == "mode":
+        text = f"{text} (default: {mode})"
+    if not is_shown:
+        text = argparse.SUPPRESS
     if parameter.schema["type"] == "boolean":
         group.add_argument(flag(name), nargs="?", const="true", action="append", help=text)
     else:
-        metavar = "|".join(parameter.schema.get("enum", ())) or name.upper()
-        group.add_argument(flag(name), metavar=metavar, action="append", help=text)
+        group.add_argument(flag(name), metavar=name.upper(), action="append", help=text)
 
 
 def plan_options(

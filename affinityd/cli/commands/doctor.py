@@ -47,7 +47,8 @@ def add_arguments(parser: Parser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     width = max(map(len, CHECKS))
     lines = (f"  {name:<{width}}  {check.looks_at}" for name, check in CHECKS.items())
-    parser.epilog = "\n".join(["checks:", *lines])
+    status = "exit status: 0: no check fails; 1: one does; 2: the command line is wrong"
+    parser.epilog = "\n".join([status, "checks:", *lines])
     parser.add_argument("checks", metavar="CHECK", nargs="*", help="default: all of those below")
     add_format(parser, "table")
     add_settings(parser, ("root", "machine", "node_name", "socket", "reserved_cpus"))

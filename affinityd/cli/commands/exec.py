@@ -70,7 +70,7 @@ ORDERS = {
     "srun": "srun … affinityd exec -- COMMAND",
 }
 FLAGS = [name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None]
-#: Options for people, the first in the help; launchers and schedulers set the rest.
+#: Options for people, which the help has; launchers and schedulers set the rest.
 COMMON = (
     *("gpus", "choose_gpu", "rank", "mode", "memory", "nics", "threads", "verbose", "strict"),
     *("fail_closed", "timeout"),
@@ -302,21 +302,21 @@ def help_parser() -> Parser:
         ),
         epilog=(
             "AFFINITYD_MODE and so on do the same. AFFINITYD=off runs CMD as it is; so "
-            "does AFFINITYD=observe, and says in AFFINITYD_UNPINNED where it would run."
+            "does AFFINITYD=observe, and says in AFFINITYD_UNPINNED where it would run. exit "
+            "status: that of CMD; 125: it was not started; 126: it cannot be run; 127: it was not "
+            "found"
         ),
         add_help=False,
     )
-    others = parser.add_argument_group("options of the plan, most of which launchers set")
-    for name in dict.fromkeys((*COMMON, *OPTIONS.values())):
-        group = parser if name in COMMON else others
+    for name in COMMON:
         metavar, text = CLIENT_OPTIONS.get(name, (None, ""))
         flags = [*(short for short in SHORT if SHORT[short] == name), flag(name)]
         if name in FLAGS:
-            group.add_argument(*flags, action="store_true", help=text)
+            parser.add_argument(*flags, action="store_true", help=text)
         elif metavar:
-            group.add_argument(*flags, metavar=metavar, help=text)
+            parser.add_argument(*flags, metavar=metavar, help=text)
         else:
-            add_plan_option(group, name)
+            add_plan_option(parser, name)
     return parser
 
 

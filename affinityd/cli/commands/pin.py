@@ -91,6 +91,7 @@ ON_PURPOSE = "probably pinned on purpose; --force pins it too"
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
+    parser.epilog = "exit status: 0: all of it is pinned; 1: not all of it; 2: bad command line"
     parser.add_argument("pid", metavar="PID", type=target.process_id)
     parser.add_argument(
         "--cpus", metavar="LIST", dest="listed", help="pin to these CPUs, without a plan"

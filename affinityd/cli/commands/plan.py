@@ -42,8 +42,8 @@ PLAN_COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores"
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     add_plan_options(parser, "the plan", PLAN_OPTIONS, Options().mode)
-    text = PARAMETERS["format"].help
-    parser.add_argument("--format", metavar="|".join(FORMS), action="append", help=text)
+    text = f"{PARAMETERS['format'].help}: {', '.join(FORMS)}"
+    parser.add_argument("--format", action="append", help=text)
     text = "the same as --format json"
     parser.add_argument("--json", dest="format", action="append_const", const="json", help=text)
     parser.add_argument("--explain", action="store_true", help="print the reasons below each rank")
@@ -52,13 +52,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--choose-gpu", action="append_const", const="gpu", dest="choose", help=text
     )
-    add_plan_option(parser, "gpus_per_rank")
+    add_plan_option(parser, "gpus_per_rank", is_shown=False)
     text = "the CPUs of a rank, like 0-15; once for each rank of the node, in their order"
     parser.add_argument("--cpus-of", metavar="LIST", action="append", default=[], help=text)
     # For scripts: the daemon's answer to --query, from the node.json that it left.
     parser.add_argument("--node-file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--query", action="append", default=[], help=argparse.SUPPRESS)
-    add_settings(parser, ("root", "machine", "reserved_cpus"))
+    add_settings(parser, ("root", "machine", "reserved_cpus"), shown=("machine",))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,6 +19,20 @@ from affinityd.discovery.nvml import R
 from affinityd.discovery.nvml.query import query_gpus, query_processes
 from affinityd.machines import BUSY
 
+#: Settings that a first start may need.
+SHOWN = {
+    "machine",
+    "socket",
+    "listen",
+    "node_name",
+    "reserved_cpus",
+    "scan_interval",
+    "job_series",
+    "admin_group",
+    "pod_resources",
+    "nri",
+    "log_format",
+}
 #: The purpose of a call of NVML.
 TOPOLOGY = "topology"
 PROCESSES = "processes"
@@ -26,7 +40,8 @@ PROCESSES = "processes"
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    add_settings(parser, settings.SETTING_NAMES)
+    parser.epilog = "docs/settings.md has more settings. exit status: 0: ended by a signal; 1: it could not start"
+    add_settings(parser, settings.SETTING_NAMES, shown=SHOWN)
 
 
 def run(arguments: argparse.Namespace) -> int:

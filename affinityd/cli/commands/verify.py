@@ -40,6 +40,7 @@ EXIT = {True: 0, False: 1, None: TROUBLE}  #: by whether the processes are near 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
+    parser.epilog = "exit status: 0: near; 1: a thread is not; 2: not known"
     parser.add_argument(
         "pid", metavar="PID", type=target.process_id, nargs="?", help="default: the caller itself"
     )

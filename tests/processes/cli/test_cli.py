@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,6 +105,8 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
     status, out, _ = run(f"{command} --help")
     assert (status, out[: len(command) + 17]) == (0, f"usage: affinityd {command}")
     assert COMMANDS[command] in run("--help")[1]
+    assert "exit status" in " ".join(out.split()) or command == "init"
+    assert len(re.findall(r"^  -", out, re.MULTILINE)) <= 12
 
 
 def test_the_version_is_printed(run: Run) -> None:
