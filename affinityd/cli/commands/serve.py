@@ -20,7 +20,7 @@ from affinityd.discovery.nvml.query import query_gpus, query_processes
 from affinityd.machines import BUSY
 
 #: Settings that a first start may need.
-SHOWN = {
+FIRST_SETTINGS = {
     "machine",
     "socket",
     "listen",
@@ -40,8 +40,8 @@ PROCESSES = "processes"
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    parser.epilog = "docs/settings.md has more settings. exit status: 0: ended by a signal; 1: it could not start"
-    add_settings(parser, settings.SETTING_NAMES, shown=SHOWN)
+    parser.epilog = "docs/settings.md has more. exit status: 0: ended by a signal; 1, 2: no start"
+    add_settings(parser, settings.SETTING_NAMES, shown=FIRST_SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
