@@ -18,6 +18,7 @@ from affinityd.config import settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
+from affinityd.request.environment import Pairs
 from affinityd.request.parameters import Request, parse_query
 from affinityd.request.process_plan import FIELDS, ProcessPlan
 from affinityd.request.resolve import Caller, Reply, answer
@@ -27,8 +28,6 @@ from affinityd.topology.model import Node
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from affinityd.request.environment import Pairs
 
 
 class SourcedNode(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 
 from affinityd import config
 from affinityd.cpuset import CpuSet, format_list
@@ -22,15 +23,12 @@ from affinityd.linux.files import (
     text,
 )
 from affinityd.request import environment
-from affinityd.request.environment import ENV, JOB_CPUS, SENT, local_rank
+from affinityd.request.environment import ENV, JOB_CPUS, SENT, Pairs, Rank, local_rank
 from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from affinityd.linux.processes import Stat
-    from affinityd.request.environment import Pairs, Rank
 
 PARENT_SECONDS = 0.3  #: for which the environment of the parent is waited for
 MOST_WRAPPERS = 8  #: processes between a rank and its launcher, as shells

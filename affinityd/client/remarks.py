@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 
+from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.request import environment
+from affinityd.request.process_plan import ProcessPlan
 from affinityd.text import count
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from affinityd.client.process import ProcessContext
-    from affinityd.request.process_plan import ProcessPlan
 
 #: Remarks on a plan's warnings; the others follow from the question, or are reported anyway.
 REMARKS = {

@@ -13,17 +13,15 @@ UCCL's p2p.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
 from affinityd.config import CHOOSE_GPU, CPUS, GPU_ORDER, PARAMETER_VARIABLES, YES
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote, whole_number
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    Environment = Mapping[str, str]
-    Pairs = Sequence[tuple[str, str]]  #: a query: names and values of parameters
+Environment = Mapping[str, str]
+Pairs = Sequence[tuple[str, str]]  #: a query: names and values of parameters
 
 CUDA, ASCEND = "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"
 ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"

@@ -5,16 +5,13 @@ A rank that asks a daemon imports this, and no planner.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from affinityd.config import ON, SWITCH, read_switch
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import AffinityError
 from affinityd.request.environment import ALLOWED, CPULIST, GPUS, VISIBLE_NAMES
 from affinityd.text import quote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
 
 LOCALITIES = ("local", "mixed", "remote", "unknown")
 
@@ -49,7 +46,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 #: Each field of a plan: its variable, and how that is read and written.
-FIELDS: Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], str]]] = {
+FIELDS: Mapping[str, tuple[str, Callable[[str], object], Callable[..., str]]] = {
     "switch": (SWITCH, read_switch, str),
     "cpus": (CPULIST, parse_list, format_list),
     "locality": ("AFFINITYD_LOCALITY", str, str),

@@ -17,9 +17,8 @@ Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; NVIDIA "Multi-
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from affinityd.config import CPUS
 from affinityd.cpuset import CpuSet, parse_list, parse_mask, several
@@ -39,15 +38,10 @@ from affinityd.request.devices import (
     read_visible,
     with_uuid,
 )
-from affinityd.request.environment import Rank, number, visible
+from affinityd.request.environment import Environment, Rank, number, visible
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import near_nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from affinityd.request.environment import Environment
 
 #: Words of AFFINITYD_GPU_ORDER: neighbors share a GPU; nothing is assumed.
 BLOCK, UNKNOWN_ORDER = "block", "unknown"
