@@ -270,10 +270,29 @@ def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(tmp_path: Path) -> None:
     play(tmp_path, asked(expr, {**everything, **on_gpu08(everything)}, 80, alone))
 
 
-def test_an_alert_names_the_gpus_that_are_lost_and_the_number_of_nodes(tmp_path: Path) -> None:
+def test_an_alert_names_its_gpus_and_jobs_and_the_number_of_nodes(tmp_path: Path) -> None:
     lost = {**LOST_TWO, of_gpu("affinityd_gpu_lost", 2): "0x9"}
     summary = "On gpu07 2 GPU(s) are lost or hang: GPU 0 (0000:00:00.0) GPU 1 (0000:01:00.0)."
     play(tmp_path, alerted("AffinitydGpuIsLost", lost, 3, {json.dumps(GPU07): summary}))
+    held = series("affinityd_job_mismatched_gpu_seconds_total", **JOB, cause="allocation")
+    far = {mismatch("allocation", gpu): f"{int(gpu < 2)}x20" for gpu in range(3)}
+    summary = "2 GPU(s) of gpu07 serve jobs that have no CPU near them: GPU 0 GPU 1, slurm 7."
+    of_jobs = {**far, held: "0+60x20", held.replace('"7"', '"8"'): "0x20"}
+    alert = "AffinitydAllocationIsRemote"
+    play(tmp_path, alerted(alert, of_jobs, 16, {json.dumps(GPU07): summary}))
+    summary = (
+        "Threads on GPUs of gpu07 wait for CPUs for 50% of the time in which they could run: GPU 0."
+    )
+    waits = {WAITED: "0+60x90", TOTAL: "0+60x90", WAITED.replace("00:00", "01:00"): "0x90"}
+    play(tmp_path, alerted("AffinitydGpuWaits", waits, 50, {json.dumps(GPU07): summary}))
+    summary = (
+        "50% of the CPU time of processes on the GPUs of gpu07 is spent far from these GPUs: "
+        "GPU 0, slurm 7."
+    )
+    spent = {TOTAL: "0+1200x90", FAR: "0+600x90"}
+    spent[series("affinityd_job_remote_cpu_seconds_total", **JOB)] = "0+600x90"
+    alert = "AffinitydRemoteCpuTimeIsHigh"
+    play(tmp_path, alerted(alert, spent, 70, {json.dumps(GPU07): summary}))
     for cluster, of in ({}, ""), ({"cluster": "east"}, " of east"):
         summary = f"3 of 10 nodes{of} have AffinitydDown."
         where = json.dumps({**cluster, "problem": "AffinitydDown"})

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.remedies import RESET_GPU
 from affinityd.cli import main
 from affinityd.cli.commands import audit as audit_command
 from affinityd.config import NODE_FILE
@@ -166,10 +167,12 @@ def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
     assert any(f"process {ended}" in line and "orphan" in line for line in lines)
     lost = {gpu.key: "GPU is lost" for gpu in TOPOLOGY.gpus[:1]}
     with sleeping() as child:
-        known.now = replace(Known(child.pid).now, unknown=lost)
+        known.now = replace(Known(child.pid).now, unknown=lost, lost=frozenset(lost))
         os.sched_setaffinity(child.pid, NEAR)
         assert main(["audit"]) == 2
-    assert capsys.readouterr().out.startswith("GPU 0 is impossible to judge\n")
+    state, *lines = capsys.readouterr().out.splitlines()
+    assert state == "GPU 0 is lost or hung"
+    assert f"GPU 0: it is lost or hangs: {RESET_GPU}" in lines
 
 
 def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> None:
