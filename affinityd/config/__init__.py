@@ -78,13 +78,10 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
     Raises InvalidRequestError for a file that cannot be read.
     """
-    layers = (read_file(path(environ)), environ)
-    return {
-        name: text
-        for layer in layers
-        for name, text in layer.items()
-        if name.startswith(PREFIX) and text
-    }
+    texts: dict[str, str] = {}
+    for layer in (read_file(path(environ)), environ):
+        texts |= {name: text for name, text in layer.items() if text and name.startswith(PREFIX)}
+    return texts
 
 
 def plan_parameters(

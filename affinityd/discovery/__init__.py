@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from affinityd.cpuset import format_list
@@ -30,7 +31,7 @@ from affinityd.discovery.tree import (
 from affinityd.errors import FailingFileError, TreeError
 from affinityd.linux.files import SCARCE
 from affinityd.text import printable
-from affinityd.topology.model import Gpu, MigInstance, NumaNode, Topology
+from affinityd.topology.model import Gpu, MigInstance, NumaNode, Topology, cpus_of
 
 if TYPE_CHECKING:
     from affinityd.discovery.nvml import NvmlReport
@@ -65,7 +66,7 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
     from glob import escape, glob  # noqa: PLC0415 - exec seldom plans on a captured machine
 
     places = [f"{escape(path)}/{'*/' * depth}" for depth in range(1, SEARCH_DEPTH + 1)]
-    marks = (mark for place in places for mark in glob(f"{place}{MARK}/"))
+    marks = chain.from_iterable(glob(f"{place}{MARK}/") for place in places)
     below = the_machine(root, (mark.removesuffix(f"{MARK}/") for mark in marks))
     return FolderTree(below, tree_name(path))
 
@@ -104,7 +105,7 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     gpus, gpu_notices = read_gpus(tree, devices, driver_gpus, nvml)
     placed = tuple(_placed(gpus, devices, locator, nvml))
     notices = []
-    unlisted = [cpu for core in cores if core.node is None for cpu in core.cpus]
+    unlisted = cpus_of(core for core in cores if core.node is None)
     if not nodes:
         notices.append("The kernel shows no NUMA nodes: all CPUs are treated as one node")
     elif unlisted:

@@ -172,13 +172,12 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
 
 def port_states(tree: Tree) -> tuple[tuple[str, bool], ...]:
     """Return a value that changes when an RDMA device comes or goes, or its port up or down."""
-    folders = (
-        f"{RDMA}/{device}/ports/{number}/state"
-        for device in tree.list(RDMA, is_anonymous)
-        for number in tree.list(f"{RDMA}/{device}/ports", _is_number)
-    )
-    slingshot = (f"{CXI}/{name}/device/port/link" for name in tree.list(CXI))
-    return tuple((path, _is_up(tree.read(path))) for path in (*folders, *slingshot))
+    paths = []
+    for device in tree.list(RDMA, is_anonymous):
+        ports = f"{RDMA}/{device}/ports"
+        paths += [f"{ports}/{number}/state" for number in tree.list(ports, _is_number)]
+    paths += [f"{CXI}/{name}/device/port/link" for name in tree.list(CXI)]
+    return tuple((path, _is_up(tree.read(path))) for path in paths)
 
 
 def _is_up(state: str | None) -> bool:

@@ -82,11 +82,10 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     # Each file at the place that the links on the way to it lead to. A listed name may be a file
     # or a link: the later kind counts.
     links = recorder.members[tarfile.SYMTYPE]
-    members = {
-        resolved(path, links, last=kind != tarfile.SYMTYPE): (kind, content)
-        for kind, contents in recorder.members.items()
-        for path, content in contents.items()
-    }
+    members = {}
+    for kind, contents in recorder.members.items():
+        for path, content in contents.items():
+            members[resolved(path, links, last=kind != tarfile.SYMTYPE)] = (kind, content)
     members.pop(NOWHERE, None)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

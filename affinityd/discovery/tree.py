@@ -147,9 +147,13 @@ def read_cpus(tree: Tree, list_path: str, mask_path: str | None = None) -> CpuSe
 
 def read_fields(tree: Tree, path: str, *names: str) -> Mapping[str, str]:
     """Read the named lines of a file of `name value` or `name: value` lines."""
-    lines = (tree.read(path, *names) or "").split("\n")
-    rests = ((name, line.removeprefix(name)) for line in lines for name in names)
-    return {name: rest.strip(": \t") for name, rest in rests if rest.startswith((":", " ", "\t"))}
+    fields = {}
+    for line in (tree.read(path, *names) or "").split("\n"):
+        for name in names:
+            rest = line.removeprefix(name)
+            if rest.startswith((":", " ", "\t")):
+                fields[name] = rest.strip(": \t")
+    return fields
 
 
 def numbered(tree: Tree, folder: str, prefix: str) -> tuple[int, ...]:

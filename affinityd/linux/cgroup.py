@@ -93,7 +93,10 @@ class Cgroups:
     def cpuset(self) -> CpuSet | None:
         """The CPUs that the process may use; None if it has ended, or no mount has its cgroup."""
         # An empty list is that of a cgroup which leaves the choice to the one above it.
-        return next((cpus for file in self.cpuset_files() if (cpus := cpus_listed_in(file))), None)
+        for file in self.cpuset_files():
+            if cpus := cpus_listed_in(file):
+                return cpus
+        return None
 
     def cpuset_files(self) -> Iterator[str]:
         """Yield the files of which the first that is there, and not empty, has the cpuset."""
@@ -104,8 +107,11 @@ class Cgroups:
     @property
     def confining(self) -> str | None:
         """The folder of the cgroup, its own or one above, that sets its CPUs; None: unknown."""
-        folders = (folder for kind, name, _ in VERSIONS for folder in self.folders(kind, name))
-        return next((folder for folder in folders if cpus_listed_in(f"{folder}/{CHOSEN}")), None)
+        for file_system, controller, _ in VERSIONS:
+            for folder in self.folders(file_system, controller):
+                if cpus_listed_in(f"{folder}/{CHOSEN}"):
+                    return folder
+        return None
 
     def cpu_limit(self) -> int | None:
         """Return the least CPU time of it and its parents, as a number of CPUs, rounded up."""
@@ -208,8 +214,12 @@ def _from_above(path: str, root: str, point: str) -> str | None:
     rest = _capped("".join(f"/{part}" for part in parts if part != ".."))
     folders = [""]
     for _ in range(shared):
-        folders = [f"{above}/{name}" for above in folders for name in listed(point + above)]
-    paths = [f"{above}{rest}" for above in folders if os.access(f"{point}{above}{rest}", os.F_OK)]
+        above = folders
+        folders = []
+        for folder in above:
+            folders += [f"{folder}/{name}" for name in listed(point + folder)]
+    paths = [f"{folder}{rest}" for folder in folders]
+    paths = [path for path in paths if os.access(f"{point}{path}", os.F_OK)]
     return paths[0] if len(paths) == 1 else None
 
 

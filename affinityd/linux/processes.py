@@ -132,14 +132,16 @@ def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
     return parse_stat(content(f"{proc}/{pid}/task/{tid}/stat"))
 
 
-def children_of(pid: int, proc: str = PROC) -> list[int]:
-    """Return the living children: /proc/PID/task/TID/children; none where no kernel has it."""
+def children_of(pid: int, proc: str = PROC, tids: Iterable[int | str] = ()) -> list[int]:
+    """Return the living children: /proc/PID/task/TID/children; none where no kernel has it.
+
+    `tids`: the threads of the process, if they are known.
+    """
     folder = f"{proc}/{pid}/task"
-    return [
-        int(child)
-        for tid in listed(folder)
-        for child in (content(f"{folder}/{tid}/children") or b"").split()
-    ]
+    children: list[int] = []
+    for tid in tids or listed(folder):
+        children += map(int, (content(f"{folder}/{tid}/children") or b"").split())
+    return children
 
 
 def ended_children_seconds(pid: int, proc: str = PROC) -> float:
@@ -181,11 +183,10 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
 def status_of(pid: int | str, name: str, proc: str = PROC) -> str:
     """Return a line of a process's `status` without its name; "" where it cannot be read."""
     beginning = f"{name}:".encode()
-    lines = (content(f"{proc}/{pid}/status") or b"").split(
-        b"\n"
-    )  # a name may have a carriage return
-    line = next((line for line in lines if line.startswith(beginning)), beginning)
-    return line.removeprefix(beginning).decode(errors="replace").strip()
+    for line in (content(f"{proc}/{pid}/status") or b"").split(b"\n"):  # a name may have a \r
+        if line.startswith(beginning):
+            return line.removeprefix(beginning).decode(errors="replace").strip()
+    return ""
 
 
 def uid_of(pid: int, proc: str = PROC) -> int | None:
@@ -259,8 +260,7 @@ class ProcessTable:
         """
         if not self._lists_children:
             return [stat.number for stat in self._children.get(pid, ())]
-        lists = (content(f"{self.proc}/{pid}/task/{tid}/children") or b"" for tid in tids)
-        return [int(word) for children in lists for word in children.split() if word.isdigit()]
+        return children_of(pid, self.proc, tids) if tids else []
 
     @cached_property
     def _lists_children(self) -> bool:

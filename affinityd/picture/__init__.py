@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from importlib.resources import files
+from itertools import chain
 
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.picture.boxes import Box, machine, shortened
@@ -105,7 +106,7 @@ def draw(topology: Topology, marks: Marks | None = None) -> str:
     """Return a machine as an SVG document of its own, with a plan's marks and their meanings."""
     marks = marks or Marks()
     legend = [(f"cpu {color(rank)}", line) for rank, line in marks.legend]
-    classes = {word for cpu in topology.online for word in marks.of_cpu(cpu).split()}
+    classes = " ".join(marks.of_cpu(cpu) for cpu in topology.online).split()
     legend += [(f"cpu {word}", line) for word, line in MEANINGS.items() if word in classes]
     style = f'<style>{stylesheet()}</style>\n<rect class="paper" width="100%" height="100%"/>'
     return _picture(topology, machine(topology), marks, legend=legend, style=style)
@@ -175,7 +176,7 @@ def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
         yield from _drawn(inner, x + dx, y + dy, marks)
     if box.kind == "core":
         cpus = (int(cpu.name) for _, _, cpu in box.inside)
-        numbers = {rank for cpu in cpus for rank in marks.ranks.get(cpu, ())}
+        numbers = set(chain.from_iterable(marks.ranks.get(cpu, ()) for cpu in cpus))
         ranks = shortened(f"r{format_list(numbers)}" if numbers else "", CORE_LETTERS)
         middle = x + box.width / 2
         bottom = y + box.height - 2

@@ -13,6 +13,7 @@ from itertools import chain, cycle, zip_longest
 from typing import NamedTuple, TypeVar
 
 from affinityd.cpuset import CpuSet
+from affinityd.grouping import grouped
 from affinityd.planner import Demand, Options
 from affinityd.planner.modes import Bundle, Domain, PlanMode, Position, Split
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
@@ -86,9 +87,10 @@ def domains_of(
         [core for core in cores if core.node in taken],
         [core for core in cores if core.node not in taken],
     )
-    return {
-        nodes: tuple(bundle for bundle in bundles if bundle[0].node in nodes) for nodes in homes
-    }
+    domains = {}
+    for nodes in homes:
+        domains[nodes] = tuple(bundle for bundle in bundles if bundle[0].node in nodes)
+    return domains
 
 
 def nearest_first(topology: Topology, homes: Nodes) -> list[int | None]:
@@ -106,23 +108,18 @@ def near_domain(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
 
 def socket(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
     """Return the home nodes' cores, then those of their packages' other nodes, nearest first."""
-    packages = {core.package for number in homes for core in topology.node_cores[number]}
-    cores = (
-        core
-        for number in nearest_first(topology, homes)
-        for core in topology.node_cores[number]
-        if core.package in packages
-    )
-    return single_bundles(usable(cores, allowed))
+    at_home = chain.from_iterable(topology.node_cores[number] for number in homes)
+    packages = {core.package for core in at_home}
+    order = nearest_first(topology, homes)
+    cores = chain.from_iterable(topology.node_cores[number] for number in order)
+    return single_bundles(usable((core for core in cores if core.package in packages), allowed))
 
 
 def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
     """Deal partners round-robin to the near cores of their package."""
     bundles = [[core] for core in near_cores]
-    next_of_package = {
-        package: cycle([bundle for bundle in bundles if bundle[0].package == package])
-        for package in {bundle[0].package for bundle in bundles}
-    }
+    of_package = grouped(bundles, lambda bundle: bundle[0].package)
+    next_of_package = {package: cycle(alike) for package, alike in of_package.items()}
     for core in partners:
         if core.package in next_of_package:
             next(next_of_package[core.package]).append(core)
@@ -131,7 +128,8 @@ def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
 
 def best_first(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
     """Return a rank's cores: the near ones, then the partners, in dealing order."""
-    return tuple(core for dealt in zip_longest(*bundles) for core in dealt if core is not None)
+    dealt = chain.from_iterable(zip_longest(*bundles))
+    return tuple(core for core in dealt if core is not None)
 
 
 def restrict(domain: Domain, allowed: CpuSet) -> Domain:
@@ -175,8 +173,8 @@ def gpu_blocks(
     allowed = demand.allowed
     of_nodes = _of_nodes(topology, mode.scope or options.scope, mode.cut, demand.unreserved)
     # The blocks of a node with fewer cores than GPUs do not count for those of the others.
-    whole = (cut for _, _, cut in of_nodes if all(cut))
-    smallest = min((len(block) for cut in whole for block in cut), default=None)
+    whole = chain.from_iterable(cut for _, _, cut in of_nodes if all(cut))
+    smallest = min((len(block) for block in whole), default=None)
     keep = smallest if mode.balances and options.balanced else None
     block_of: dict[tuple[str, int], Domain] = {}
     for gpus, domain, cut in of_nodes:
@@ -262,12 +260,20 @@ def topped_up(
     cores of another's domain.
     """
     free = _free_cores(topology, demand, chain(*cores_of.values()))
-    homes = {rank: group.homes for group in groups for rank in group.ranks}
+    group_of = group_of_ranks(groups)
     full = {}
     for rank, cores in sorted(cores_of.items()):
         lack = asked - len(given_cpus(cores, demand.options))
-        full[rank] = cores + _take(free, topology, demand, homes[rank], lack)
+        full[rank] = cores + _take(free, topology, demand, group_of[rank].homes, lack)
     return full
+
+
+def group_of_ranks(groups: Iterable[RankGroup]) -> Mapping[int, RankGroup]:
+    """Return the group of each rank."""
+    group_of = {}
+    for group in groups:
+        group_of.update(dict.fromkeys(group.ranks, group))
+    return group_of
 
 
 def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> list[Core]:

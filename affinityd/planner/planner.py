@@ -117,8 +117,8 @@ def _rank_plans(
     least = options.min_physical_cores if mode.counts else 1
     most = options.max_physical_cores if mode.counts else None
     cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
-    ranks_on = Counter(core.cpus[0] for cores in cut.values() for core in cores)
-    group_of = {rank: group for group in groups for rank in group.ranks}
+    ranks_on = Counter(core.cpus[0] for core in chain.from_iterable(cut.values()))
+    group_of = domains.group_of_ranks(groups)
     sets: dict[CpuSet, CpuSet] = {}  # of 256 ranks most have the same CPUs, and replies are kept
     for rank, cores in cut.items():
         if len(cores_of[rank]) < least:

@@ -28,7 +28,7 @@ class Reasons:
         self.cores_of = cores_of
         self.share = share
         #: How many ranks hold a core, by its lowest CPU.
-        self.ranks_on = Counter(core.cpus[0] for cores in cores_of.values() for core in cores)
+        self.ranks_on = Counter(core.cpus[0] for core in chain.from_iterable(cores_of.values()))
         #: Home nodes → the reasons that their ranks have in common.
         self.of_nodes: dict[Nodes, tuple[str, ...]] = {}
 
@@ -123,7 +123,7 @@ class Reasons:
             yield f"max_physical_cores leaves out {count(len(cores) - most, 'core')}"
             cores = cores[:most]
         if options.multithreading == "single_logical":
-            siblings = [cpu for core in cores for cpu in core.cpus[1:]]
+            siblings = [*chain.from_iterable(core.cpus[1:] for core in cores)]
             if siblings:
                 yield f"single_logical leaves out the siblings {format_list(siblings)}"
 

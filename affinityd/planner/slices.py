@@ -164,7 +164,11 @@ def _are_whole(slices: Sequence[CpuSet], cores: Iterable[Core]) -> bool:
     for task, cpus in enumerate(slices):
         for cpu in cpus:
             owner[cpu] = task
-    return all(len({owner.get(cpu) for cpu in core.cpus}) == 1 for core in cores)
+    for core in cores:
+        owners = {owner.get(cpu) for cpu in core.cpus}
+        if len(owners) > 1:
+            return False
+    return True
 
 
 def plan_within(

@@ -52,11 +52,11 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
         fastest = tuple(nic.port for nic in near if nic.port.gbps == near[0].port.gbps)
         nearest[gpu.key] = near
         alike.setdefault(fastest, []).append(gpu)
-    return {
-        gpu.key: _shared(nearest[gpu.key], len(fastest), place, len(gpus))
-        for fastest, gpus in alike.items()
-        for gpu, place in zip(gpus, _places(gpus), strict=True)
-    }
+    shares = {}
+    for fastest, gpus in alike.items():
+        for gpu, place in zip(gpus, _places(gpus), strict=True):
+            shares[gpu.key] = _shared(nearest[gpu.key], len(fastest), place, len(gpus))
+    return shares
 
 
 def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
@@ -77,11 +77,13 @@ def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
     a device itself, and what is slower than half the fastest: management and storage.
     """
     physical = {nic.pci_bus_id for nic in nics}
-    bonds = {nic.bond for nic in nics for port in nic.ports if _is_bond(nic, port)}
+    ports: list[tuple[Nic, RdmaPort]] = []
+    for nic in sorted(nics, key=lambda nic: nic.pci_path or (nic.pci_bus_id,)):
+        ports += [(nic, port) for port in nic.ports]
+    bonds = {nic.bond for nic, port in ports if _is_bond(nic, port)}
     active = [
         (nic, port)
-        for nic in sorted(nics, key=lambda nic: nic.pci_path or (nic.pci_bus_id,))
-        for port in nic.ports
+        for nic, port in ports
         if port.is_active
         and nic.physical not in physical
         and (nic.bond is None or nic.bond not in bonds or _is_bond(nic, port))

@@ -97,10 +97,9 @@ class Place(NamedTuple):
 
 def places(topology: Topology) -> Iterator[Place]:
     """Yield packages by number, then the nodes that are on several, or on unknown ones."""
-    owners = {
-        number: {core.package for core in topology.node_cores[number]}
-        for number in topology.nodes_with_cpus
-    }
+    owners = {}
+    for number in topology.nodes_with_cpus:
+        owners[number] = {core.package for core in topology.node_cores[number]}
     # A core of no package belongs beneath none.
     torn = {None}.union(*(packages for packages in owners.values() if len(packages) > 1))
     known = sorted({core.package for core in topology.cores if core.package is not None})

@@ -125,7 +125,8 @@ def _print(
         return
     names = {process.facts.pid: audit.process_name(process.facts) for process in scan.processes}
     said = [(pid, f"CPUs set by {owner}") for pid, owner in owners.items() if owner.how]
-    said += [(pid, text) for pid, texts in nics.items() for text in texts]
+    for pid, texts in nics.items():
+        said += [(pid, text) for text in texts]
     findings = list(verdict(scan))
     width = get_terminal_size().columns if sys.stdout.isatty() else None
     table = audit.table(

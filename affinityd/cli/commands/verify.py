@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from affinityd.audit.gather import ProcessWalk, owner_of
 from affinityd.audit.judge import Judge
@@ -104,7 +105,7 @@ def _judged(
         for family in by_holder.values():
             named = ",".join(gpu.pci_bus_id for gpu in family[0].near.gpus)
             families.append((family, f"--gpus {named} "))
-    return planner, [each for family, gpus in families for each in with_remedy(family, gpus)]
+    return planner, [*chain.from_iterable(with_remedy(family, gpus) for family, gpus in families)]
 
 
 def _verifications(

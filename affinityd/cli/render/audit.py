@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from affinityd.audit.document import waits_of
@@ -210,7 +211,7 @@ def _row(group: Alike, scan: Scan, names: Mapping[GpuKey, str], level: int) -> t
     facts = group[0].facts
     of = facts.membership
     step = f".{of.step}" if of.job and of.step else ""
-    threads = [thread for process in group for thread in process.facts.threads]
+    threads = [*chain.from_iterable(process.facts.threads for process in group)]
     more = f" +{len(group) - 1} alike" if len(group) > 1 else ""
     # The threads that may run far away, and the CPU time that they spent there.
     words = [placed.placement in FAR for process in group for placed in process.threads]
@@ -255,7 +256,7 @@ VERIFY_NUMBERS = {"pid", "threads"}
 
 def verify_table(verifications: Sequence[Verification], all_memory: bool = False) -> Iterator[str]:
     """Yield lines: the threads of every process, then the remarks on each."""
-    rows = [row for verification in verifications for row in _thread_rows(verification)]
+    rows = [*chain.from_iterable(map(_thread_rows, verifications))]
     yield from aligned(VERIFY_COLUMNS, rows, VERIFY_NUMBERS)
     far = [verification for verification in verifications if verification.far]
     is_tree = len(far) > 1 and len({verification.remedy for verification in far}) == 1
@@ -270,7 +271,7 @@ def verify_table(verifications: Sequence[Verification], all_memory: bool = False
         yield from (f"{name}: mismatch: {text}" for text in mismatches)
     if is_tree:
         its = f"{process_name(far[0].process.facts)} and {len(far) - 1} more"
-        words = ", ".join(sorted({word for verification in far for word in verification.far}))
+        words = ", ".join(sorted(set().union(*(verification.far for verification in far))))
         yield f"{its}: mismatch: may run far from their GPUs ({words}); {far[0].remedy}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
@@ -117,7 +117,7 @@ def _places(topology: Topology) -> Iterator[Branch]:
         if len(place.nodes) == 1:
             yield _node(topology, place.nodes[0], place.packages)
             continue
-        cores = [core for number in place.nodes for core in topology.node_cores[number]]
+        cores = [*chain.from_iterable(topology.node_cores[number] for number in place.nodes)]
         name = several("package", place.packages)
         amount = count(len(cores), "core")
         nodes = tuple(_node(topology, number) for number in place.nodes)

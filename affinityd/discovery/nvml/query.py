@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -305,7 +306,7 @@ def _nvlinks(handle: object, nvml: ModuleType) -> dict[str, int]:
 #: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
 #: names without a version mean only the newest.
 LISTS = {
-    kind: tuple(f"nvmlDeviceGet{name}RunningProcesses_{version}" for version in ("v3", "v2"))
+    kind: (f"nvmlDeviceGet{name}RunningProcesses_v3", f"nvmlDeviceGet{name}RunningProcesses_v2")
     for kind, name in {"compute": "Compute", "graphics": "Graphics", "mps": "MPSCompute"}.items()
 }
 
@@ -332,7 +333,7 @@ def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
         index,
         uuid=uuid and printable(uuid),  # as discovery has it, which it is compared with
         pci_bus_id=pci_bus_id,
-        processes=tuple(process for part, mig in parts for process in _listed(part, mig)),
+        processes=tuple(chain.from_iterable(_listed(part, mig) for part, mig in parts)),
         error=next(iter(gpu.errors), None),
         is_lost=not FAULTS.isdisjoint(gpu.errors.values()),
         load=_load(NvmlDevice(gpu.nvml, gpu.handle, {})),  # an error here hides no process

@@ -232,20 +232,22 @@ def may_exist(path: Path) -> bool:
     return True
 
 
+def _machine_words(topology: Topology) -> Mapping[str, str]:
+    return {
+        "name": topology.name,
+        "online CPUs": format_list(topology.online),
+        "GPUs": ", ".join(gpu.pci_bus_id for gpu in topology.gpus) or "none",
+    }
+
+
 def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
     """Judge whether node.json, from which ranks plan without the daemon, is of this machine."""
     node = daemon.published
     if isinstance(node, str):
         fault = node if daemon.listens else ""
     else:
-        told, here = (
-            {
-                "name": machine.name,
-                "online CPUs": format_list(machine.online),
-                "GPUs": ", ".join(gpu.pci_bus_id for gpu in machine.gpus) or "none",
-            }
-            for machine in (node.topology, topology)
-        )
+        told = _machine_words(node.topology)
+        here = _machine_words(topology)
         stale = (
             f"its {fact}: {told[fact]}, here: {here[fact]}"
             for fact in here

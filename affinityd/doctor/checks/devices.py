@@ -61,9 +61,14 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
     if read_cpus(facts.tree, f"{CPUS}/present") is None:
         raise NotApplicableError("there is no /sys/devices/system/cpu/present to read")
     offline = _offline(facts)
-    nodes_of = [(gpu, {*facts.near(gpu).nodes, gpu.numa_node} - {None}) for gpu in gpus]
-    losers = [gpu for gpu, nodes in nodes_of if nodes & {*offline.values()}]
-    lost = {cpu for cpu, node in offline.items() if any(node in nodes for _, nodes in nodes_of)}
+    losers = []
+    lost: set[int] = set()
+    for gpu in gpus:
+        nodes = {*facts.near(gpu).nodes, gpu.numa_node} - {None}
+        lost_here = {cpu for cpu, node in offline.items() if node in nodes}
+        if lost_here:
+            losers.append(gpu)
+        lost |= lost_here
     text = f"offline near {named(losers)}: {several('CPU', lost)}"
     control = facts.tree.read(f"{CPUS}/smt/control")
     if not losers:

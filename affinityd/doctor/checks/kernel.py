@@ -268,18 +268,16 @@ def cgroup(facts: NodeFacts) -> CheckResults:
 def job_scopes(facts: NodeFacts) -> list[str]:
     """Return the folders of cgroup v2 in which schedulers put their jobs."""
     mount = _cgroup2(facts)
-    points = [mount.point] if mount else []
-    slices = (
-        f"{point}/{name}"
-        for point in points
-        for name in facts.tree.list(point.lstrip("/"), lambda name: name.endswith(".slice"))
-    )
-    return [
-        f"{place}/{name}"
-        for place in (*points, *slices)  # in a slice as system.slice
-        for name in facts.tree.list(place.lstrip("/"))
-        if name.endswith(("slurmstepd.scope", "kubepods.slice", "kubepods"))
-    ]
+    if mount is None:
+        return []
+    names = facts.tree.list(mount.point.lstrip("/"))
+    slices = [f"{mount.point}/{name}" for name in names if name.endswith(".slice")]
+    scopes = []
+    for place in (mount.point, *slices):  # in a slice as system.slice
+        for name in facts.tree.list(place.lstrip("/")):
+            if name.endswith(("slurmstepd.scope", "kubepods.slice", "kubepods")):
+                scopes.append(f"{place}/{name}")  # noqa: PERF401 - two loops in one line are denser
+    return scopes
 
 
 def _cgroup2(facts: NodeFacts) -> Mount | None:

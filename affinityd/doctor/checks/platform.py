@@ -64,7 +64,7 @@ def peer_to_peer(facts: NodeFacts) -> CheckResults:
             "setpci -s BRIDGE ECAP_ACS+6.w=0000 for each after every boot, or "
             "pci=disable_acs_redir=BRIDGE;BRIDGE on the kernel's command line; it costs "
             "isolation: the devices below can then be given to one virtual machine only",
-            sorted({gpu for bridge in on for gpu in users[bridge]}, key=lambda gpu: gpu.index),
+            sorted(set().union(*(users[bridge] for bridge in on)), key=lambda gpu: gpu.index),
         )
     if translated:
         words = (facts.tree.read("proc/cmdline") or "").split()
