@@ -1,9 +1,9 @@
-"""A function in a forked child, which may hang or crash without harm to this process.
+"""Children with a deadline, which may hang or crash without harm to this process.
 
-No Python starts, and the child is killed once it takes too long. Only for a process of one
-thread, fork(2): locks of other threads would stay closed in the child. The child keeps no file but
-its pipe, so that no reader of this process's output, and no client of its sockets, waits for one
-that a driver holds in the kernel.
+A function runs in a fork: no Python starts, and the child is killed once it takes too long. Only
+for a process of one thread, fork(2): locks of other threads would stay closed in the child. It
+keeps no file but its pipe, so that no reader of this process's output, and no client of its
+sockets, waits for one that a driver holds in the kernel.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import _signal  # type: ignore[import-not-found]  # `signal` takes half as long 
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from affinityd import errors
 from affinityd.errors import AffinityError
 from affinityd.linux.files import READ_SIZE, numbered
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
 
 PIPE = 3  #: its number in the child, behind the three streams
 END_PAUSE = 0.0002  #: seconds between two looks whether a child has ended
@@ -114,6 +117,42 @@ def run(work: Callable[[], bytes], deadline: float) -> bytes:
     name, _, message = text.decode(errors="replace").partition(": ")
     raised = getattr(errors, name, None)
     raise raised(message) if raised else ChildError(f"failed: {name}: {message}")
+
+
+def run_program(
+    command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
+) -> CompletedProcess[bytes]:
+    """Run a program without input; return its status and what it wrote.
+
+    Raises TimeoutError after so many seconds, and ChildError where it cannot be started.
+    """
+    import subprocess  # noqa: PLC0415 - a rank forks its child, and does not wait for this import
+
+    pipe = subprocess.PIPE
+    try:
+        child = subprocess.Popen(  # noqa: S603 - a list of words, which no shell reads
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            env=environ,
+            start_new_session=True,  # a process group, to be killed as one
+        )
+    except OSError as error:
+        raise ChildError(f"cannot be run: {error.strerror}") from None
+    try:
+        output, complaint = child.communicate(timeout=seconds)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, _signal.SIGKILL)
+        try:
+            child.communicate(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            stuck.append(child.pid)
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise TimeoutError from None
+    return subprocess.CompletedProcess(command, child.returncode, output, complaint)
 
 
 def ending(status: int | None) -> str:

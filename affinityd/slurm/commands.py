@@ -15,7 +15,6 @@ import difflib
 import os
 import re
 import shutil
-import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import NamedTuple
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
+from affinityd.linux.children import ChildError, run_program
 from affinityd.slurm.cores import CoreNumbers
 from affinityd.slurm.gres_conf import GresConf, TypeCounts, device_file, gres_of, read_gres
 from affinityd.text import one_line, whole_number
@@ -139,21 +139,22 @@ class LocalSlurm:
     def slurmd_gres(self, node: str) -> SlurmdGres:
         """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""
         answer = self._run("slurmd", "-G", "-N", node, "-f", f"{self.conf}", seconds=SLURMD_SECONDS)
-        return parse(answer.stderr, is_complete=answer.returncode == 0)
+        return parse(answer.stderr.decode(errors="replace"), is_complete=answer.returncode == 0)
 
     def scontrol(self, *words: str) -> str:
         """Return the output of scontrol. Raises SlurmError with its last line."""
         answer = self._run("scontrol", *words, seconds=SCONTROL_SECONDS)
         if answer.returncode:
-            why = one_line((answer.stderr or answer.stdout).strip().split("\n")[-1]) or "no answer"
+            said = (answer.stderr or answer.stdout).decode(errors="replace").strip()
+            why = one_line(said.split("\n")[-1]) or "no answer"
             command = " ".join(word for word in words if not word.startswith("-"))
             raise SlurmError(
                 f"scontrol {command}: {why}; {self.conf} must name a slurmctld that runs, and "
                 "--node-name a node as it has it"
             )
-        return answer.stdout
+        return answer.stdout.decode(errors="replace")
 
-    def _run(self, program: str, *words: str, seconds: float) -> CompletedProcess[str]:
+    def _run(self, program: str, *words: str, seconds: float) -> CompletedProcess[bytes]:
         path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SBIN))
         file = shutil.which(program, path=path)
         if file is None:
@@ -163,19 +164,11 @@ class LocalSlurm:
             )
         conf = {"SLURM_CONF": os.fspath(self.conf)} if self.conf.exists() else {}
         try:
-            return subprocess.run(  # noqa: S603 - one of Slurm's programs; no argument is a shell's
-                (file, *words),
-                check=False,
-                capture_output=True,
-                errors="replace",
-                stdin=subprocess.DEVNULL,
-                timeout=seconds,
-                env={**os.environ, **conf},
-            )
-        except subprocess.TimeoutExpired:
+            return run_program((file, *words), seconds, {**os.environ, **conf})
+        except TimeoutError:
             why = f"no answer within {seconds:g} s; is its slurmctld, or munged, hung?"
-        except OSError as error:
-            why = f"cannot be run: {error.strerror}"
+        except ChildError as error:
+            why = str(error)
         raise SlurmError(f"{file}: {why}")
 
 

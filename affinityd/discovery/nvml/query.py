@@ -12,8 +12,6 @@ nvmlDeviceGetMPSComputeRunningProcesses (privileges, MIG handles), nvidia-ml-py'
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -37,7 +35,7 @@ from affinityd.discovery.nvml import (
 )
 from affinityd.errors import NVML_EXTRA, AffinityError
 from affinityd.json_codec import dumps
-from affinityd.linux.children import GRACE, ChildError, check_stuck, ending, run, stuck
+from affinityd.linux.children import GRACE, ChildError, check_stuck, ending, run, run_program, stuck
 from affinityd.linux.files import text
 from affinityd.text import printable
 
@@ -166,32 +164,13 @@ def _printed(timeout: float) -> str:
     check_stuck()
     own_end = str(timeout + GRACE)
     command = [sys.executable, "-I", "-c", CODE, own_end, *map(os.path.abspath, sys.path)]
-    try:
-        child = subprocess.Popen(  # noqa: S603 - this very interpreter, with the code above
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a process group, to be killed as one
-        )
-    except OSError as error:
-        raise ChildError(f"could not be started: {error}") from None
-    try:
-        printed, complaint = child.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        try:
-            child.communicate(timeout=GRACE)
-        except subprocess.TimeoutExpired:
-            stuck.append(child.pid)
-        raise TimeoutError from None
+    child = run_program(command, timeout)
     if child.returncode < 0:
         raise ChildError(ending(child.returncode))
     if child.returncode:
-        last_line = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+        last_line = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise ChildError(f"failed: {last_line}")
-    return printed.decode(errors="replace")
+    return child.stdout.decode(errors="replace")
 
 
 def _answer(report: type[R], read: Callable[[ModuleType], R]) -> str:

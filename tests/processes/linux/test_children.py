@@ -13,7 +13,7 @@ import pytest
 
 from affinityd.errors import AffinityError, NoSuchGpuError
 from affinityd.linux import children
-from affinityd.linux.children import Child, ChildError, run
+from affinityd.linux.children import Child, ChildError, run, run_program
 from affinityd.linux.processes import stat_of
 from tests.support.children import children_of
 from tests.support.daemons import PATIENCE, eventually
@@ -190,3 +190,20 @@ def test_a_program_that_forks_ends_as_it_would_without(
     command = [sys.executable, "-c", head + code]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stdout) == (status, printed)
+
+
+def test_a_program_is_killed_at_its_deadline_with_the_programs_that_it_started(
+    tmp_path: Path,
+) -> None:
+    started = tmp_path / "pid"
+    with pytest.raises(TimeoutError):
+        run_program(["sh", "-c", f"sleep 600 & echo $! > {started}; wait"], 1.0)
+    state = Path(f"/proc/{started.read_text().strip()}/stat")
+    eventually(lambda: not state.exists() or state.read_text().split()[2] == "Z", "it has ended")
+
+
+def test_a_program_that_cannot_be_started_is_one_line() -> None:
+    with pytest.raises(ChildError, match=r"\Acannot be run: No such file or directory\Z"):
+        run_program(["/none"], 1.0)
+    done = run_program(["sh", "-c", "echo out; echo error >&2; exit 3"], PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"out\n", b"error\n")
