@@ -167,7 +167,7 @@ def test_every_variable_that_this_project_names_is_known() -> None:
     pages = [*files, *REPOSITORY.glob("*.md"), REPOSITORY / "Dockerfile"]
     for path in ("CHANGELOG.md", "affinityd/config/removed.py"):  # which name what is no more
         pages.remove(REPOSITORY / path)
-    texts = [path.read_text() for path in pages if path.suffix not in {".pyc", ".xz"}]
+    texts = [path.read_text() for path in pages if path.suffix not in {".pyc", ".xz", ".png"}]
     named = set(re.findall(r"\bAFFINITYD_[A-Z_]*[A-Z]\b", "".join(texts)))
     assert len(named) > 30
     assert named - {*OUR_VARIABLES, "AFFINITYD_NAME", RANKS.rstrip("_")} == set()
