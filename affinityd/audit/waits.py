@@ -85,10 +85,10 @@ class Waits:
         return None
 
 
-def remedy(waits: Waits, scheduler: str | None) -> str | None:
+def remedy(waits: Waits, scheduler: str | None, bound_by: str | None = None) -> str | None:
     """Return the remedy of what explains a process's waits; None: there is none.
 
-    `scheduler`: of its job.
+    `scheduler`: of its job. `bound_by`: what set its threads' masks; None: that was not read.
     """
     cause = waits.cause
     if cause is None:
@@ -99,10 +99,10 @@ def remedy(waits: Waits, scheduler: str | None) -> str | None:
             "leave it out and keep the request"
         )
     if cause == OWN_THREADS and waits.is_bound_to_one:
-        return (
-            f"its threads that waited are bound to {several('CPU', waits.cpus)}, though it may use "
-            "others: remove that binding (taskset, numactl, OMP_PLACES, GOMP_CPU_AFFINITY)"
-        )
+        bound = f"its threads are all bound to {several('CPU', waits.cpus)}"
+        if bound_by is None:
+            return f"{bound}, though it may use others: affinityd why says by what"
+        return f"{bound} by {bound_by}, though it may use others: remove that binding"
     if cause == OWN_THREADS:
         return (
             f"its job has more threads to run than {count(len(waits.cpus), 'CPU')}: set "

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from affinityd.audit.gather import one_process
+from affinityd.audit.gather import one_process, owner_of
 from affinityd.audit.model import ProcessFacts
 from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import NOTABLE, SHORT_LIVED, Waits, remedy
@@ -68,7 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
     waits = meter.look([after.facts], ProcessTable(), since_boot()).get(process.number)
     if waits is None:
         raise TargetError(UNCOUNTED)
-    cure = remedy(waits, after.facts.membership.scheduler)
+    bound_by = None
+    if waits.is_bound_to_one:
+        owner = owner_of(after.facts)
+        bound_by = str(owner) if owner and owner.how else "a program that left no trace in it"
+    cure = remedy(waits, after.facts.membership.scheduler, bound_by)
     if arguments.format == "json":
         pressure = None
         if before.pressure is not None and after.pressure is not None:

@@ -70,6 +70,37 @@ while True:
 """
 
 
+#: Threads that compute for good, without Python's lock.
+LASTING = """
+import hashlib, threading, time
+def work():
+    while True:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000)
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+while time.process_time() < 0.3:
+    time.sleep(0.01)
+print('ready', flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "bound_by"),
+    [
+        ({"AFFINITYD_CPULIST": "0"}, "affinityd (AFFINITYD_CPULIST)"),
+        ({}, "a program that left no trace in it"),
+    ],
+)
+def test_threads_on_one_cpu_of_several_are_told_what_bound_them(
+    capsys: Capture, env: dict[str, str], bound_by: str
+) -> None:
+    with program(LASTING, env=env, before=["taskset", "-c", "0"]) as child:
+        assert main(["why", "--for=2", f"{child.pid}"]) == 0
+    out = capsys.readouterr().out
+    assert f"its threads are all bound to CPU 0 by {bound_by}, though it may use others" in out
+
+
 def test_the_waits_of_short_lived_threads_are_not_measurable(capsys: Capture) -> None:
     with program(SHORT_LIVED) as child:
         assert main(["why", "--json", "--for=2", f"{child.pid}"]) == 0

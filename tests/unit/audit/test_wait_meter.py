@@ -88,9 +88,11 @@ def test_threads_that_are_all_bound_to_one_cpu_of_several_are_told_to_be_unbound
     waits = node.look(1010, dict.fromkeys(threads, (12.5, 7.5)), cpuset="0-3")
     assert waits is not None
     assert (waits.cause, waits.is_bound_to_one) == (OWN_THREADS, True)
-    assert (remedy(waits, None) or "").startswith(
-        "its threads that waited are bound to CPU 0, though"
-    )
+    for bound_by, begins in (
+        (None, "its threads are all bound to CPU 0, though it may use others: affinityd why"),
+        ("Slurm", "its threads are all bound to CPU 0 by Slurm, though it may use others: remove"),
+    ):
+        assert (remedy(waits, None, bound_by) or "").startswith(begins)
 
 
 def test_the_times_of_a_thread_that_took_the_main_one_s_id_by_execve_are_not_negative(
