@@ -1,0 +1,139 @@
+"""What rules make of counters with gaps, of restarted and newborn ones, and of two on a node.
+
+A counter begins at 0, so that a rate has all that it counts: tests/unit/daemon/metrics has that.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chart.promtool import (
+    FAR,
+    RECORDS,
+    TOTAL,
+    Series,
+    asked,
+    labels,
+    mismatch,
+    of_gpu,
+    play,
+    series,
+)
+
+NODE = {"job": "affinityd", "node": "gpu07"}
+JOB = {"scheduler": "slurm", "job_id": "7"}
+
+#: Record → the counters that it is a rate of, and the labels of its sample.
+RATES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
+    "node:affinityd_gpu_cpu_seconds:rate5m": ([TOTAL, FAR], NODE),
+    "node:affinityd_gpu_remote_cpu_seconds:rate5m": ([FAR], NODE),
+    "node_job:affinityd_job_gpu_seconds:rate5m": (
+        [series("affinityd_job_gpu_seconds_total", **JOB)],
+        {**NODE, **JOB},
+    ),
+    "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m": (
+        [series("affinityd_job_mismatched_gpu_seconds_total", **JOB, cause="mask")],
+        {**NODE, **JOB, "cause": "mask"},
+    ),
+}
+
+STEADY = "0+120x20"  #: two seconds a second
+#: What happens → samples of one daemon, those of another on its node, a minute, the rate then.
+HISTORIES: Mapping[str, tuple[str, str | None, int, float | None]] = {
+    "a counter without gaps": (STEADY, None, 8, 2),
+    "two scrapes are missing": ("0+120x4 _ _ 840+120x9", None, 9, 2),
+    "the daemon was restarted: what it counted since": ("0+120x4 0+120x9", None, 8, 1.6),
+    "long after a restart": ("0+120x4 0+120x9", None, 12, 2),
+    "newborn: all that it has counted": ("_ _ _ _ _ 0+100x9", None, 8, 1),  # 300 in 300 s
+    "newborn, and never more": ("_ _ _ _ _ 0x9", None, 8, 0),
+    "its scrapes are missing for longer than a rate's minutes": ("0+120x4 _x9", None, 12, None),
+    "the node is gone": ("0+120x9 stale", None, 15, None),
+    "two daemons that count the same": (STEADY, STEADY, 8, 2),
+    "two daemons, of which one was started later": (STEADY, "_ _ _ _ _ 0+120x9", 8, 2),
+    "two daemons, of which one was restarted": ("0+120x4 0+120x9", STEADY, 8, 2),
+    "one daemon after another on its node": ("0+120x9 stale", "_x9 0+120x20", 18, 2),
+}
+#: Of a job that never ran far nothing is recorded.
+ABOVE_ZERO = "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m"
+
+
+def of_two(names: list[str], first: str, second: str | None) -> Series:
+    played = dict.fromkeys(names, first)
+    if second is not None:
+        played |= {name.replace('instance="a"', 'instance="b"'): second for name in names}
+    return played
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_a_recorded_rate_counts_each_second_once(tmp_path: Path, history: str) -> None:
+    first, second, minute, rate = HISTORIES[history]
+    tests = []
+    for record, (names, its) in RATES.items():
+        answers = {} if rate is None else {f"{record}{labels(its)}": rate}
+        if rate == 0 and record == ABOVE_ZERO:
+            answers = {}
+        tests.append(asked(record, of_two(names, first, second), minute, answers))
+    play(tmp_path, *tests)
+    assert {record for record in RECORDS if "rate" in record} == {*RATES}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "minute", "gpus"),
+    [
+        ("1x9", None, 8, 1),
+        ("1x9", "1x9", 8, 1),
+        ("1x9", "_ _ 0x9", 8, 1),  # the other has not scanned since the process moved
+        ("1x3 _ _ 1x9", None, 5, 1),  # two scrapes are missing
+        ("1x3 stale", None, 5, None),
+        ("1x3 stale", "_x4 1x9", 8, 1),
+    ],
+)
+def test_a_recorded_number_of_gpus_counts_each_once(
+    tmp_path: Path, first: str, second: str | None, minute: int, gpus: int | None
+) -> None:
+    played = of_two([mismatch("mask")], first, second)
+    tests = [
+        asked(record, played, minute, {} if gpus is None else {f"{record}{labels(its)}": gpus})
+        for record, its in (
+            ("node:affinityd_gpu_numa_mismatch:sum_max", NODE),
+            ("node_cause:affinityd_gpu_numa_mismatch:sum", {**NODE, "cause": "mask"}),
+        )
+    ]
+    play(tmp_path, *tests)
+
+
+WAITED = of_gpu("affinityd_gpu_wait_seconds_total")
+OK, REFUSED = (
+    series("affinityd_plans_total", mode="node", result=result, locality=locality, client="job")
+    for result, locality in (("ok", "local"), ("404", ""))
+)
+
+
+@pytest.mark.parametrize(
+    ("alert", "played"),
+    [
+        ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+1200x{n}", FAR: "0+600x{n}"}),
+        ("AffinitydGpuWaits", {WAITED: "0+60x{n}", TOTAL: "0+60x{n}"}),
+        ("AffinitydRefusesPlans", {OK: "0+1x{n}", REFUSED: "0+3x{n}"}),
+    ],
+)
+def test_an_alert_of_counters_outlasts_a_restart_and_a_missing_scrape(
+    tmp_path: Path, alert: str, played: Series
+) -> None:
+    """It fires with two daemons for each; a restart alone, or a newborn series, fires nothing."""
+    for samples, minute, fires in (
+        ("{before} {before}", 150, True),  # a restart in the middle
+        ("{before} _ _ {before}", 152, True),
+        ("_x70 {before}", 85, False),  # newborn: not for long enough
+        ("{before} stale", 150, False),
+    ):
+        histories = {
+            name: samples.format(before=text.format(n=90)) for name, text in played.items()
+        }
+        play(tmp_path, fired(alert, histories, minute, fires=fires))
+
+
+def fired(alert: str, played: Series, minute: int, *, fires: bool) -> Mapping[str, object]:
+    query = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})'
+    return asked(query, played, minute, {"{}": 1} if fires else {})
