@@ -40,7 +40,10 @@ KINDS = {
     "sysv": "1=24,3=40,7=16",
     "mlocked": "1=24,3=40,7=16",
     "swapped": "1=16,3=16",
+    "watched": "1=40,3=64",
 }
+#: Whether the kernel watches which CPUs use a page; Linux 6.1 then tells no node of some.
+BALANCING = Path("/proc/sys/kernel/numa_balancing")
 
 
 def main() -> Document:
@@ -49,6 +52,7 @@ def main() -> Document:
     report: Document = {"sampled": {}}
     for kind, parts in KINDS.items():
         stage(f"{kind} memory")
+        BALANCING.write_text(str(int(kind == "watched")))
         with holding(kind, parts) as holder:
             report["sampled"][kind] = sampled(holder.pid)
     stage("a container")
@@ -98,16 +102,19 @@ def on_nodes(pid: int) -> dict[int, int]:
 def sampled(pid: int) -> Document:
     """Return how many samples have the true share of each node in their interval."""
     within: Counter[int] = Counter()
+    unknown = 0
     truth, memory = on_nodes(pid), resident_memory(pid)
     for run in range(RUNS):
         truth = on_nodes(pid)  # the kernel may swap pages, or make huge ones of them, meanwhile
         whole = sum(truth.values())
         memory = resident_memory(pid, Random(run))  # noqa: S311 - the same pages each time
+        unknown += not memory.nodes
         for node, size in truth.items():
             share = memory.share({node})
             within[node] += share is not None and share.low <= size / whole <= share.high
     return {
         "within": dict(within),
+        "unknown": unknown,
         "truth": truth,
         "size": memory.size,
         "sizes": memory.sizes,

@@ -7,8 +7,10 @@ import ctypes
 import mmap
 import os
 import sys
+import time
 
 HUGE_PAGE, PIECE = 2 << 20, 64 << 10
+WATCHED = 8.0  #: seconds of CPU time
 #: include/uapi/asm-generic/mman-common.h, linux/mempolicy.h, and the number of mbind on x86_64.
 MAP_HUGETLB, MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_PAGEOUT = 0x40000, 14, 15, 21
 MPOL_DEFAULT, MPOL_BIND, MPOL_INTERLEAVE, MBIND = 0, 2, 3, 237
@@ -96,6 +98,9 @@ def main() -> None:
             address += part
     ctypes.memset(start, 1, size)
     bind(start, size, MPOL_DEFAULT, [])
+    if kind == "watched":  # the kernel looks at a task from its first second on
+        while time.process_time() < WATCHED:
+            ctypes.memset(start, 1, size)
     if kind == "fragmented":  # every second piece of 64 KiB has another protection: a mapping each
         for place in range(start, start + size, 2 * PIECE):
             checked(LIBC.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(PIECE), mmap.PROT_READ))

@@ -3,14 +3,16 @@
 What needs several NUMA nodes is tried in a virtual machine: tests/e2e/vm.
 """
 
+import errno
 import json
 import os
+from array import array
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from affinityd.linux import resident
+from affinityd.linux import resident, syscalls
 from affinityd.linux.resident import (
     ANONYMOUS,
     CUDA_MAPPED,
@@ -173,6 +175,25 @@ def test_the_lock_is_waited_for_by_a_read_of_one_page_s_entry() -> None:
     wait_for_lock(2**22 + 1)  # no such process: no error
     read_before, read = (int(text.split()[1]) for text in (before, io.read_bytes()))
     assert read - read_before == len(before) + 8
+
+
+@pytest.mark.parametrize(("hidden", "is_known"), [(0.05, True), (0.4, False)])
+def test_memory_of_which_the_kernel_hides_a_part_is_of_unknown_place(
+    monkeypatch: pytest.MonkeyPatch, hidden: float, is_known: bool
+) -> None:
+    """As Linux 6.1 does with pages that NUMA balancing watches."""
+    nodes_of_pages = syscalls.nodes_of_pages
+    least = 100 * hidden
+
+    def some(pid: int, addresses: "array[int]") -> list[int]:
+        nodes = enumerate(nodes_of_pages(pid, addresses))
+        return [node if place * 37 % 100 >= least else -errno.ENOENT for place, node in nodes]
+
+    monkeypatch.setattr(syscalls, "nodes_of_pages", some)
+    with program(HOLDER) as holder:
+        memory = resident_memory(holder.pid)
+    assert memory.size > 90 * MIB
+    assert bool(memory.nodes) is is_known
 
 
 def test_an_ended_process_has_no_memory() -> None:
