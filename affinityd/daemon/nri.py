@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from affinityd import config
 from affinityd.audit.model import ContainerResources
 from affinityd.client.apply import NICS, verbs_files
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.daemon.metrics import MetricFamily, filled, whole
 from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.errors import AffinityError, NoSuchGpuError
@@ -56,6 +55,18 @@ KUBELET_SECONDS = 0.4  #: for its answer; the runtime waits 2 s for the plugin's
 FIRST_LOOK = 0.05  #: seconds between two looks whether the machine has been read
 NO_NAMESPACE = "none, only pods with the label affinityd=on"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  #: seconds between two attempts
+
+CONNECTED = "1 while a container runtime knows the NRI plugin, else 0."
+INFO = "1, by the container runtime that asked last, and the namespaces that are listed."
+REQUESTS = (
+    "Containers that the runtime told of at their creation, or resize, by outcome and by the "
+    "locality of their CPUs."
+)
+CONTAINERS = (
+    "Living containers with GPUs in chosen pods, by the locality of their CPUs and by state: "
+    "pinned by affinityd, kept where kubelet or another had set them, observed, left where a "
+    "change could take the GPU away, missed."
+)
 
 MISSED = "missed"
 #: Outcome → the state of a container with GPUs for which the plugin was asked.
@@ -114,15 +125,23 @@ class NriPlugin:
 
     def metrics(self) -> Iterator[Metric]:
         """Yield its metrics."""
-        yield from whole(FAMILIES, self)
-        namespaces = ",".join(sorted(self._rules.namespaces))
-        yield from filled(INFO, [((self.runtime, namespaces), 1)], ("runtime", "namespaces"))
-        for families, label, words, counted in (
-            (REQUESTS, "outcome", OUTCOMES, self.outcomes),
-            (CONTAINERS, "state", dict.fromkeys(STATES.values()), Counter(self.states.values())),
+        yield GaugeMetricFamily("affinityd_nri_connected", CONNECTED, int(self.is_known))
+        info = GaugeMetricFamily("affinityd_nri_info", INFO, labels=("runtime", "namespaces"))
+        info.add_metric([self.runtime, ",".join(sorted(self._rules.namespaces))], 1)
+        yield info
+        labels = ("outcome", "locality")
+        requests = CounterMetricFamily("affinityd_nri_requests_total", REQUESTS, labels=labels)
+        containers = GaugeMetricFamily(
+            "affinityd_nri_containers", CONTAINERS, labels=("state", "locality")
+        )
+        for family, words, counted in (
+            (requests, OUTCOMES, self.outcomes),
+            (containers, STATES.values(), Counter(self.states.values())),
         ):
             numbers = {(word, ""): 0 for word in words} | dict(counted)
-            yield from filled(families, list(numbers.items()), (label, "locality"))
+            for values, number in numbers.items():
+                family.add_metric(values, number)
+            yield family
 
     def _run(self) -> None:
         pause = 0.0
@@ -333,36 +352,3 @@ class NriPlugin:
             for key, _ in devices(resources, topology)
         }
         return ",".join(gpu.pci_bus_id for gpu in topology.gpus if gpu.key in keys)
-
-
-REQUESTS: tuple[MetricFamily[int], ...] = (
-    MetricFamily(
-        "affinityd_nri_requests_total",
-        "Containers that the runtime told of at their creation, or resize, by outcome and by the "
-        "locality of their CPUs.",
-        lambda number: number,
-    ),
-)
-INFO: tuple[MetricFamily[int], ...] = (
-    MetricFamily(
-        "affinityd_nri_info",
-        "1, by the container runtime that asked last, and the namespaces that are listed.",
-        lambda number: number,
-    ),
-)
-CONTAINERS: tuple[MetricFamily[int], ...] = (
-    MetricFamily(
-        "affinityd_nri_containers",
-        "Living containers with GPUs in chosen pods, by the locality of their CPUs and by state: "
-        "pinned by affinityd, kept where kubelet or another had set them, observed, left where a "
-        "change could take the GPU away, missed.",
-        lambda number: number,
-    ),
-)
-FAMILIES: tuple[MetricFamily[NriPlugin], ...] = (
-    MetricFamily(
-        "affinityd_nri_connected",
-        "1 while a container runtime knows the NRI plugin, else 0.",
-        lambda plugin: plugin.is_known,
-    ),
-)

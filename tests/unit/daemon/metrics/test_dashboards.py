@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
-from affinityd.daemon import nri
+from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import MetricFamily, audit, registry
+from affinityd.daemon.nri import NriPlugin
 from affinityd.daemon.state.topology_watcher import KnownNode
 from tests.support.paths import REPOSITORY
 
@@ -22,12 +23,14 @@ def exported() -> set[str]:
     """Return the names of all series that a daemon may export."""
     names = {
         family.name
-        for module in (audit, nri, registry)
+        for module in (audit, registry)
         for table in vars(module).values()
         if isinstance(table, tuple)
         for family in table
         if isinstance(family, MetricFamily)
     }
+    plugin = NriPlugin(Settings(), KnownNode(), lambda: None)
+    names.update(sample.name for metric in plugin.metrics() for sample in metric.samples)
     metrics = registry.Metrics(KnownNode(), lambda: None, scan_interval=15).exposition().decode()
     for name, kind in re.findall(r"# TYPE (\w+) (\w+)", metrics):
         names.update(f"{name}{suffix}" for suffix in SERIES.get(kind, ("",)))
