@@ -81,16 +81,16 @@ def _distances(
     distances = []
     for cpus in cpus_of_ranks:
         here = {node: len(cpus & topology.cpus_of_node(node)) for node in topology.nodes_with_cpus}
-        row = []
-        for gpu in gpus:
+        of_home = {}
+        for home in {gpu.numa_node for gpu in gpus}:
             total = 0
             for node, number in here.items():
-                if gpu.numa_node in {node, None}:
+                if home in {node, None}:
                     total += number * OWN_DISTANCE
-                else:
-                    total += number * int(min(topology.distance(gpu.numa_node, node), FARTHEST))
-            row.append(total * (factor // len(cpus)))
-        distances.append(row)
+                elif number:
+                    total += number * int(min(topology.distance(home, node), FARTHEST))
+            of_home[home] = total * (factor // len(cpus))
+        distances.append([of_home[gpu.numa_node] for gpu in gpus])
     return distances
 
 
@@ -108,16 +108,18 @@ def _assign(costs: Sequence[Sequence[int]], *, most: int, crowding: int) -> list
     potential = [0] * len(gpus)
     for row, of_row in enumerate(costs):
         reached = list(of_row)
+        reduced = [reached[gpu] - potential[gpu] for gpu in gpus]
         before: list[int | None] = [None] * len(gpus)
         waiting = set(gpus)
         while waiting:
-            gpu = min(waiting, key=lambda gpu: reached[gpu] - potential[gpu])
+            gpu = min(waiting, key=reduced.__getitem__)
             waiting.remove(gpu)
             if moves[gpu]:
                 for other in waiting:
                     cost = reached[gpu] + moves[gpu][other][0]
                     if cost < reached[other]:
                         reached[other] = cost
+                        reduced[other] = cost - potential[other]
                         before[other] = gpu
         potential = reached
         free = [gpu for gpu in gpus if len(rows_on[gpu]) < most]
