@@ -19,6 +19,7 @@ from tests.e2e.kubernetes.cluster import (
     POD_RESOURCES,
     Cluster,
     Process,
+    device_plugin,
     plugin,
     running,
 )
@@ -124,6 +125,31 @@ def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one
         eventually(lambda: early["one"].cpus == BOTH, "it has as many CPUs as its limit")
         removed(cluster)
         eventually(lambda: node.samples("nri_containers", "state") == none, "they are forgotten")
+
+
+def test_a_container_that_was_missed_is_placed_when_kubelet_answers(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """It is privileged, and has every device file: kubelet alone knows its GPU."""
+    resource, kubelet = "file.example.com/gpu", tmp_path / "kubelet.sock"
+    amount = {resource: "1"}
+    one = {
+        **container("one"),
+        "resources": {"requests": amount, "limits": amount},
+        "securityContext": {"privileged": True},
+    }
+    with (
+        device_plugin(cluster, resource, "file", f"{uuid(2)}=1:/rig/dev/nvidia2:/dev/nvidia2"),
+        serving(cluster, tmp_path, f"--pod-resources={kubelet}") as node,
+    ):
+        (process,) = started(cluster, "missed", one, namespace="default", affinityd="on").values()
+        assert (process.cpus, process.told) == (BOTH, {})
+        (line,) = node.daemon.says("is not adjusted")
+        assert "default/missed/one is not adjusted, and tried again: kubelet's podresources" in line
+        kubelet.symlink_to(POD_RESOURCES)
+        eventually(lambda: process.cpus == FAR, "it runs near its GPU")
+        assert node.samples("nri_containers", "state")["pinned"] == 1
+        cluster.run("kubectl delete pod missed --now")
 
 
 def test_a_container_gets_no_cpu_that_is_another_pod_s_own(
