@@ -158,6 +158,8 @@ def test_counters_history_and_beginnings_follow_a_gpu_that_gets_another_index() 
         assert after.gpu_time == {GPU: before.gpu_time[OTHER], OTHER: before.gpu_time[GPU]}
         assert after.gpu_time[OTHER].total > 0
         assert (after.history[GPU][-1], after.history[OTHER][-1]) == ("i", "f")
+        known.now = GpuHolders((Holding(child.pid, OTHER),))
+        assert auditor.scan(swapped).since == {OTHER: before.since[GPU]}
         known.now = GpuHolders()
         lost = auditor.scan(without_first)
         assert lost.gpu_time == {GPU: before.gpu_time[OTHER]}

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.model import GpuHolders
 from affinityd.audit.remedies import RESET_GPU
 from affinityd.cli import main
 from affinityd.cli.commands import audit as audit_command
@@ -187,6 +188,21 @@ def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> Non
         assert told["processes"][0]["memory"]["0"] > 2**20
     said = r"process \d+ \(python\S*\): host memory \d+ MiB, 100% far on node 0; .*"
     assert re.fullmatch(said, capsys.readouterr().out.splitlines()[-1])
+
+
+def test_the_place_of_memory_is_looked_for_as_long_as_the_command_says(
+    capsys: Capture, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan of the daemon looks for a shorter time, and knows the others from scans before."""
+    monkeypatch.setattr(audit_command, "MEMORY_SECONDS", -1.0)
+    with sleeping() as first, sleeping() as second:
+        for child in (first, second):
+            os.sched_setaffinity(child.pid, NEAR)
+        holdings = [*Known(first.pid).now.holdings, *Known(second.pid).now.holdings]
+        known.now = GpuHolders(tuple(holdings))
+        _, told = document(capsys)
+    places = [it["host_memory"]["far_percent"] for it in told["processes"]]
+    assert [place is None for place in places].count(True) == 1
 
 
 #: The command, in a process of its own, with holders that are known.

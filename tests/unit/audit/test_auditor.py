@@ -7,6 +7,7 @@ import pytest
 
 from affinityd.audit.auditor import CpuTimeCounters, LastHour
 from affinityd.audit.model import AuditedProcess, CpuTime
+from affinityd.audit.waits import Waits
 from affinityd.linux.processes import Thread
 from affinityd.threads import Answers
 from tests.support.audit_facts import GPU, audited, process, thread
@@ -147,3 +148,11 @@ def test_the_last_hour_forgets_what_was_spent_before() -> None:
 def test_known_daemons_cost_nothing() -> None:
     daemons = ([audited(process(threads=(far(ticks),)), is_daemon=True)] for ticks in (0, 100))
     assert booked(*daemons).gpu_time[GPU] == CpuTime()
+
+
+def test_what_a_cgroup_was_throttled_counts_once_for_each_gpu() -> None:
+    limited = Waits(10.0, 1.0, throttled=4.0, limited="/limit")
+    ledger = CpuTimeCounters(100, lambda _pid, _start: False)
+    processes = [of(near(0), pid=pid) for pid in (100, 200)]
+    ledger.book(processes, [GPU, OTHER], 100.0, {100: limited, 200: limited})
+    assert ledger.gpu_time == {GPU: CpuTime(waited=2.0, throttled=4.0), OTHER: CpuTime()}
