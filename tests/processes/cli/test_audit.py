@@ -119,7 +119,7 @@ def test_a_node_without_gpus_or_with_an_unplaced_gpu_cannot_be_judged(
 def test_a_machine_with_recorded_processes_is_audited_as_a_demo(capsys: Capture) -> None:
     assert main(["audit", "--machine", "dgx-a100-busy"]) == 1
     state, *lines = capsys.readouterr().out.splitlines()
-    assert state.startswith("demo: dgx-a100-busy, with made-up processes: 3 of 8 GPUs are used")
+    assert state.startswith("demo: dgx-a100-busy, with made-up processes: GPUs 0-1,3 are used")
     assert "  affinityd pin --tree --gpus 0000:07:00.0 5000101" in lines
 
 
