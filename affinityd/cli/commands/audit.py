@@ -25,7 +25,7 @@ from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.nvml import ProcessReport
 from affinityd.discovery.nvml.query import query_processes
-from affinityd.errors import NoSuchGpuError
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.json_codec import dumps
 from affinityd.kubernetes.pods import KubeletPods
 from affinityd.machines import BUSY, load
@@ -73,6 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     if chosen.machine == BUSY:
         topology = load(BUSY)
         auditor = Demo(BUSY)
+    elif chosen.machine is not None:
+        raise InvalidRequestError(
+            f"{load(chosen.machine).name} is a replayed machine, which has no processes; "
+            f"{BUSY} has recorded ones"
+        )
     else:
         node = this_machine(f"has no processes ({BUSY} has recorded ones)")
         topology = node.topology

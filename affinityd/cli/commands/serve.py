@@ -17,6 +17,7 @@ from affinityd.daemon.state.scans import Scan, ScanChild, serve_scans
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import R
 from affinityd.discovery.nvml.query import query_gpus, query_processes
+from affinityd.errors import InvalidRequestError
 from affinityd.machines import BUSY
 
 #: Settings that a first start may need.
@@ -50,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     for line in removed.warnings():
         say(f"affinityd serve: {line}")
     chosen = replace(load_settings(arguments), switch=config.chosen_switch())
+    if chosen.machine == BUSY:
+        chosen = of_demo(chosen, arguments)
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
     has_processes = chosen.machine == BUSY or not chosen.replays
     is_scanning = chosen.scan_interval is not None and has_processes
@@ -59,6 +62,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     main.run(chosen, machine, scans, nvml_failures=failures)
     return 0
+
+
+def of_demo(chosen: settings.Settings, arguments: argparse.Namespace) -> settings.Settings:
+    """Return the settings of a demo, which must not be taken for this node's daemon.
+
+    Raises InvalidRequestError if this node's jobs would ask it.
+    """
+    if arguments.socket is None and chosen.socket == config.SYSTEM_SOCKET:
+        raise InvalidRequestError(
+            f"jobs of this node ask {chosen.socket}, and {BUSY} is a demo; give it another one, "
+            "like --socket /tmp/demo/affinityd.sock"
+        )
+    say(f"affinityd serve: a demo: the processes of {BUSY} are made up, also in the lines below")
+    if arguments.listen is None:  # Prometheus may scrape the one in the settings file
+        chosen = replace(chosen, listen=settings.DEFAULT_LISTEN)
+    return chosen
 
 
 def _scan(chosen: settings.Settings, pipe: Connection) -> None:

@@ -117,6 +117,9 @@ def test_a_node_without_gpus_or_with_an_unplaced_gpu_cannot_be_judged(
 
 
 def test_a_machine_with_recorded_processes_is_audited_as_a_demo(capsys: Capture) -> None:
+    for name, line in (("dgx-h100", "is a replayed machine"), ("dgx", "no machine is named 'dgx'")):
+        assert main(["audit", "--machine", name]) == 2
+        assert line in capsys.readouterr().err
     assert main(["audit", "--machine", "dgx-a100-busy"]) == 1
     state, *lines = capsys.readouterr().out.splitlines()
     assert state.startswith("demo: dgx-a100-busy, with made-up processes: GPUs 0-1,3 are used")

@@ -1,11 +1,17 @@
 """The machine with recorded processes shows one of each finding, and counters that grow."""
 
+from argparse import Namespace
+
 import pytest
 
 from affinityd.audit import demo
 from affinityd.audit.demo import Demo
 from affinityd.audit.document import document
 from affinityd.audit.verdict import LOST, RESERVED, STATES, UNKNOWN, states
+from affinityd.cli.commands.serve import of_demo
+from affinityd.config import SYSTEM_SOCKET
+from affinityd.config.settings import DEFAULT_LISTEN, Settings
+from affinityd.errors import InvalidRequestError
 from affinityd.machines import BUSY, load
 from affinityd.topology.nearness import CAUSES
 
@@ -31,3 +37,10 @@ def test_the_last_hour_is_full_and_time_goes_on(monkeypatch: pytest.MonkeyPatch)
     gpu = load(BUSY).gpus[0].key
     spent = second.gpu_time[gpu].remote - first.gpu_time[gpu].remote
     assert spent == pytest.approx(49, abs=0.5)  # seconds: 4.9 CPUs for ten seconds
+
+
+def test_it_is_not_taken_for_the_node_s_daemon() -> None:
+    of_file = Settings(socket=SYSTEM_SOCKET, listen=("0.0.0.0", 9465))
+    with pytest.raises(InvalidRequestError, match="give it another one, like --socket"):
+        of_demo(of_file, Namespace(socket=None, listen=None))
+    assert of_demo(of_file, Namespace(socket="/tmp/x", listen=None)).listen == DEFAULT_LISTEN
