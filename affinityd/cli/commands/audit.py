@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     if chosen.machine == BUSY:
         topology = load(BUSY)
         auditor = Demo(BUSY)
-    elif chosen.machine is not None:
+    elif arguments.machine is not None:
         raise InvalidRequestError(
-            f"{load(chosen.machine).name} is a replayed machine, which has no processes; "
+            f"{load(arguments.machine).name} is a replayed machine, which has no processes; "
             f"{BUSY} has recorded ones"
         )
     else:

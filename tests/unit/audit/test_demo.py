@@ -40,7 +40,8 @@ def test_the_last_hour_is_full_and_time_goes_on(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_it_is_not_taken_for_the_node_s_daemon() -> None:
-    of_file = Settings(socket=SYSTEM_SOCKET, listen=("0.0.0.0", 9465))
+    of_file = Settings(socket=SYSTEM_SOCKET, listen=("10.0.0.1", 9465))
     with pytest.raises(InvalidRequestError, match="give it another one, like --socket"):
         of_demo(of_file, Namespace(socket=None, listen=None))
-    assert of_demo(of_file, Namespace(socket="/tmp/x", listen=None)).listen == DEFAULT_LISTEN
+    with_socket = Namespace(socket="/run/demo/affinityd.sock", listen=None)
+    assert of_demo(of_file, with_socket).listen == DEFAULT_LISTEN
