@@ -98,6 +98,10 @@ DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     ),
 )
 
+#: After these or three intervals without a scan, what the last one found would be served as if it
+#: were so now, and keep alerts of ended jobs firing.
+OLD_SECONDS = 300.0
+
 #: The HTTP statuses of plans that are refused: the errors of `affinityd.errors`.
 REFUSALS = ("404", "409", "422", "503")
 
@@ -237,6 +241,11 @@ class Metrics:
             yield from collect()
 
     def exposition(self) -> bytes:
-        """Return all of them in Prometheus' text form."""
+        """Return all of them in Prometheus' text form; of the last scan unless it is old."""
+        own = generate_latest(self._registry)
         last = self.last_scan()
-        return (last.texts[METRICS] if last else b"") + generate_latest(self._registry)
+        if last is None or since_boot() - last.boot > max(
+            OLD_SECONDS, 3 * (self.scan_interval or 0)
+        ):
+            return own
+        return last.texts[METRICS] + own

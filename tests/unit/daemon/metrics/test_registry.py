@@ -38,7 +38,7 @@ def scraped(*audits: Audit, job_series: int = 0) -> list[str]:
 
 def scanned(*audits: Audit, node: Node | None = None, job_series: int = 0) -> Metrics:
     _, results = scanned_by(*audits, job_series=job_series)
-    return Metrics(KnownNode(node), lambda: results[-1])
+    return Metrics(KnownNode(node), lambda: replace(results[-1], boot=since_boot()))
 
 
 def samples(lines: list[str], name: str, gpu: str | None = None) -> dict[str, float]:
@@ -169,12 +169,20 @@ def test_before_the_first_scan_only_the_interval_has_a_sample() -> None:
     assert samples(lines, "scan_interval_seconds") == {"": 15}
 
 
-def test_the_age_of_the_last_scan_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = scanned(FOUND)
-    for passed in (3.0, 60.0):
-        now = FOUND.scan.boot + passed
-        monkeypatch.setattr("affinityd.daemon.metrics.registry.since_boot", lambda now=now: now)
-        assert samples(told(metrics), "scan_age_seconds")[""] == pytest.approx(passed)
+@pytest.mark.parametrize(
+    ("interval", "passed", "is_served"),
+    [(15, 3, True), (15, 299, True), (15, 301, False), (200, 599, True), (200, 601, False)],
+)
+def test_the_metrics_of_a_scan_are_left_out_when_it_is_old_and_its_age_is_not(
+    monkeypatch: pytest.MonkeyPatch, interval: float, passed: float, is_served: bool
+) -> None:
+    _, (result,) = scanned_by(FOUND)
+    metrics = Metrics(KnownNode(), lambda: result, scan_interval=interval)
+    now = result.boot + passed
+    monkeypatch.setattr("affinityd.daemon.metrics.registry.since_boot", lambda: now)
+    lines = told(metrics)
+    assert samples(lines, "scan_age_seconds")[""] == pytest.approx(passed)
+    assert bool(samples(lines, "gpu_orphan_processes")) == is_served
 
 
 def test_metrics_of_a_gpu_have_its_labels_and_no_pid_or_process_name() -> None:
