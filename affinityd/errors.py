@@ -4,7 +4,6 @@ AffinityError
 ├── InvalidRequestError   the request is malformed                       422, exit 2
 │   └── UnknownParameterError    of another release, or misspelled      422, exit 2
 ├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
-├── NoSuchProcessError    no such process of a GPU, or none shown        404
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 │   └── BoundError        its CPUs are bound already, and stay          409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
@@ -60,13 +59,6 @@ class NoSuchGpuError(AffinityError):
 
     status = 404
     title = "No such GPU"
-
-
-class NoSuchProcessError(AffinityError):
-    """A process uses no GPU here, or the caller may not see it."""
-
-    status = 404
-    title = "No such process"
 
 
 class UnsatisfiableError(AffinityError):

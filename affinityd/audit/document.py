@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -80,18 +80,6 @@ class AuditPodDocument:
     exclusive_cpus: CpuList  #: empty: it has the shared ones
 
 
-@dataclass  # frozen would take twice as long to make, and there are thousands
-class AuditThreadDocument:
-    """Where one thread may run."""
-
-    tid: int
-    name: str
-    cpulist: CpuList
-    last_cpu: int
-    placement: Placement
-    pinned_itself: bool
-
-
 @dataclass(frozen=True)
 class GpuBesideDocument:
     """Another GPU that a process uses as much."""
@@ -154,13 +142,6 @@ class AuditProcessDocument:
     user: str | None = None  #: the name of uid; null: not known
     masks: CpuList = ""  #: where its threads may run, together
     ran_on: CpuList = ""  #: where they ran last
-
-
-@dataclass(frozen=True)
-class WholeProcessDocument(AuditProcessDocument):
-    """The answer to `GET /audit?pid=N`: a process, and each of its threads."""
-
-    threads: Sequence[AuditThreadDocument] = ()
 
 
 @dataclass(frozen=True)
@@ -236,21 +217,6 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
             else None
         ),
     )
-
-
-def whole_processes(topology: Topology, scan: Scan) -> Iterator[WholeProcessDocument]:
-    """Yield each process with its threads."""
-    cpulist = cache(format_list)
-    remedies = Remedies(topology, scan)
-    for process in scan.processes:
-        threads = [
-            AuditThreadDocument(
-                thread.tid, thread.name, cpulist(thread.mask), thread.last_cpu, placement, itself
-            )
-            for thread, placement, itself in process.threads
-        ]
-        described = _process(process, scan, remedies, cpulist)
-        yield WholeProcessDocument(**vars(described), threads=threads)
 
 
 def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) -> AuditGpuDocument:

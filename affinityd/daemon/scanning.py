@@ -10,21 +10,14 @@ from dataclasses import replace
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
-from affinityd.audit.document import (
-    ALL,
-    COUNTS,
-    AuditDocument,
-    AuditGpuDocument,
-    document,
-    whole_processes,
-)
+from affinityd.audit.document import ALL, COUNTS, AuditDocument, AuditGpuDocument, document
 from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
 from affinityd.audit.remedies import RESET_GPU
 from affinityd.audit.verdict import IS_GONE, LOST
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
-from affinityd.daemon.state.scans import METRICS, PROCESS_LINES, ScanResult
+from affinityd.daemon.state.scans import METRICS, ScanResult
 from affinityd.grouping import Recent
 from affinityd.json_codec import dumps
 from affinityd.linux.processes import since_boot
@@ -74,13 +67,9 @@ class Scanning:
 
 def documents(topology: Topology, scan: Scan, counts: AuditDocument) -> dict[str, bytes]:
     """Return the documents of /audit, by their names."""
-    whole = [
-        f"\n{process.pid} {dumps(process)}".encode() for process in whole_processes(topology, scan)
-    ]
     return {
         ALL: f"{dumps(document(topology, scan, names_all=True))}\n".encode(),
         COUNTS: f"{dumps(counts)}\n".encode(),
-        PROCESS_LINES: b"".join(whole) + b"\n",
     }
 
 

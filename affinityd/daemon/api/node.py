@@ -12,24 +12,22 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from affinityd.audit.document import ALL, AuditDocument, WholeProcessDocument
+from affinityd.audit.document import ALL, AuditDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api.page import PICTURE_HEADERS, takes_gzip
 from affinityd.daemon.api.peers import peer_of_request, reader_of
 from affinityd.daemon.api.plan import DESCRIBED, NO_PLAN, NOT_READ, read_query
 from affinityd.daemon.api.state import JSON, refusals, state_of
 from affinityd.daemon.state.background import in_background
-from affinityd.errors import InvalidRequestError, NoSuchProcessError, NotScannedError
+from affinityd.errors import InvalidRequestError, NotScannedError
 from affinityd.json_codec import dumps
 from affinityd.machines import BUSY
 from affinityd.picture import Marks, draw, marks_of
 from affinityd.request.resolve import answer
-from affinityd.text import quote, whole_number
+from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-PID = "pid="  #: a query's parameter
-MAX_PID = 2**22  #: kernel include/linux/threads.h, PID_MAX_LIMIT
 
 #: A browser keeps them out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
 _DOCUMENT_HEADERS = {
@@ -39,17 +37,9 @@ _DOCUMENT_HEADERS = {
     "x-content-type-options": "nosniff",
 }
 _NO_DOCUMENT = {
-    404: "No such process uses a GPU, or the caller may not see it.",
-    422: "It does not take this parameter.",
+    422: "It takes no parameter.",
     503: "There has been no scan yet, or the daemon does not scan.",
 }
-_PID = {
-    "name": "pid",
-    "in": "query",
-    "description": "one process with its threads (WholeProcessDocument), in place of all",
-    "schema": {"type": "integer", "minimum": 0},
-}
-
 router = APIRouter()
 
 
@@ -130,32 +120,20 @@ async def topology_svg(request: Request) -> Response:
 @router.get(
     "/audit",
     summary="The processes that use GPUs, and where they may run",
-    response_model=AuditDocument | WholeProcessDocument,
+    response_model=AuditDocument,
     responses=refusals(_NO_DOCUMENT),
-    openapi_extra={"parameters": [_PID]},
 )
 async def audit(request: Request) -> Response:
-    """Answer with the last scan, as much as the caller may see, or with one process of it."""
+    """Answer with the last scan, as much as the caller may see."""
     state = state_of(request)
-    query = request.scope["query_string"].decode("ascii", errors="replace")
-    pid = whole_number(query.removeprefix(PID), MAX_PID) if query.startswith(PID) else None
-    if query and pid is None:
-        raise InvalidRequestError(
-            f"/audit takes no parameter but {PID}N, and was given {quote(query)}"
-        )
+    if query := request.scope["query_string"].decode("ascii", errors="replace"):
+        raise InvalidRequestError(f"/audit takes no parameter, and was given {quote(query)}")
     reader = ALL  # what is made up may be seen by all
     if state.settings.machine != BUSY:
         reader = reader_of(peer_of_request(request.scope), state.settings.admin_group)
     last = state.last_scan()
     if last is None:
         raise _no_scan(state.settings)
-    if pid is not None:
-        process = last.process(pid) if reader == ALL else None
-        if process is None:
-            raise NoSuchProcessError(
-                f"pid: {pid} uses no GPU, by the last scan, or this caller may not see it"
-            )
-        return Response(process, media_type=JSON, headers=_DOCUMENT_HEADERS)
     tag = f'W/"{last.boot}-{reader}"'  # weak: it is the same compressed and not
     headers = {**_DOCUMENT_HEADERS, "etag": tag}
     if request.headers.get("if-none-match") == tag:  # the page asks often

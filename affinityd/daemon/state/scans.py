@@ -40,10 +40,6 @@ NICENESS = 10
 
 METRICS = "metrics"  #: the name of the text with the metrics of a scan
 
-PROCESS_LINES = (
-    "processes"  #: the name of the text with a line for each process: its pid, its document
-)
-
 
 @dataclass(frozen=True)
 class ScanResult:
@@ -61,16 +57,6 @@ class ScanResult:
         if name not in self._compressed:
             self._compressed[name] = compress(self.texts[name], 6)
         return self._compressed[name]
-
-    def process(self, pid: int) -> bytes | None:
-        """Return the document of one process; None: the scan has no such process."""
-        lines = self.texts[PROCESS_LINES]
-        begin = b"\n%d " % pid
-        place = lines.find(begin)
-        if place < 0:
-            return None
-        place += len(begin)
-        return lines[place : lines.index(b"\n", place) + 1]
 
 
 Scan = Callable[["Topology", "ContainerNames"], ScanResult]

@@ -69,13 +69,10 @@ def document(scan: Scan, *, names_all: bool) -> Any:  # noqa: ANN401 - as JSON
     return json.loads(dumps(module.document(TWO, scan, names_all=names_all)))
 
 
-def test_a_scan_is_told_by_gpu_and_process_and_a_process_with_its_threads() -> None:
+def test_a_scan_is_told_by_gpu_and_process() -> None:
     assert document(SCAN, names_all=False) == golden("audit-counts")
     rank, worker, daemon, lost = document(SCAN, names_all=True)["processes"]
-    first, *_ = module.whole_processes(TWO, SCAN)
-    whole = json.loads(dumps(first))
-    assert whole == golden("audit-process")
-    assert rank == {name: value for name, value in whole.items() if name != "threads"}
+    assert rank == golden("audit-process")
     assert (worker["waits"], worker["host_memory"]) == (None, None)
     assert (worker["parent"], worker["holds_gpu"], worker["cpuset"]) == (100, False, None)
     assert (worker["placement"], worker["cause"], worker["remedy"]) == ("local", None, None)

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from gzip import decompress
 from http import HTTPStatus
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from affinityd.audit.document import ALL, COUNTS, AuditDocument, WholeProcessDocument
+from affinityd.audit.document import ALL, COUNTS, AuditDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import peers, plan
 from affinityd.daemon.api.app import MOST_IN_TURN, whole_app
@@ -26,8 +25,6 @@ from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.linux.processes import Credentials
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node
-from tests.support import audit_facts
-from tests.support.audit_facts import audited, thread
 from tests.support.documents import exactly
 from tests.support.machines.facts import machine
 from tests.support.scans import audit, process, scanned
@@ -114,18 +111,6 @@ def test_a_document_is_compressed_once() -> None:
     packed = [result.document(ALL, as_gzip=True) for _ in "12"]
     assert decompress(packed[0]) == result.document(ALL)
     assert packed[0] is packed[1]
-
-
-def test_one_process_is_answered_whole_and_others_have_no_threads() -> None:
-    hostile = replace(thread("0"), name='\n2 {"pid": 2}')
-    named = audited(audit_facts.process(threads=(hostile, thread("1"))))
-    _, (result,) = scanned(audit(named, process(2, threads=3), process(22)))
-    whole = exactly(WholeProcessDocument, result.process(2) or b"")
-    assert (whole.pid, len(whole.threads)) == (2, 3)
-    first = exactly(WholeProcessDocument, result.process(named.facts.pid) or b"")
-    assert [it.name for it in first.threads] == [hostile.name, thread("1").name]
-    assert result.process(222) is None
-    assert b'"threads"' not in result.document(ALL)
 
 
 def app_of(watcher: TopologyWatcher) -> ASGIApp:
