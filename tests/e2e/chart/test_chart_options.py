@@ -1,6 +1,10 @@
 """Every option of the chart: what it changes, and what holds whatever is chosen."""
 
 import json
+import socket
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -99,3 +103,31 @@ def test_values_choose_privileges(values: str, arguments: str, features: str, nv
     (step,) = made["initContainers"]
     assert f"chown -R {user}:{user} /run/affinityd\n" in step["args"][0]
     assert step["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "listens", "callers", "said"),
+    [
+        (socket.SOCK_STREAM, False, 0, ""),
+        (socket.SOCK_STREAM, True, 0, "another daemon answers in this folder: uninstall its"),
+        (socket.SOCK_STREAM, True, 1, "is not known: [Errno 11] Resource temporarily"),
+        (socket.SOCK_DGRAM, False, 0, "is not known: [Errno 91] Protocol wrong type for"),
+    ],
+)
+def test_the_init_step_goes_on_only_where_certainly_nothing_listens(
+    tmp_path: Path, kind: socket.SocketKind, listens: bool, callers: int, said: str
+) -> None:
+    (step,) = pod("default")["initContainers"]
+    looks = step["args"][0].partition("chown")[0].replace("/run/affinityd/", f"{tmp_path}/")
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+        server.bind(f"{tmp_path}/affinityd.sock")
+        if listens:
+            server.listen(0)
+        for _ in range(callers):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(server.getsockname())
+        done = subprocess.run(
+            [*step["command"], looks], capture_output=True, text=True, timeout=20, check=False
+        )
+    assert done.returncode == bool(said)
+    assert said in done.stderr

@@ -26,10 +26,9 @@ def notes_of(text: str) -> str:
 
 
 def test_the_notes_say_which_values_are_removed() -> None:
-    values = (
-        "audit.measuredFolder=/a enforce.mode=pin metrics.podMonitor.scrapeTimeout=9s hostPID=true"
-    )
-    removed = "audit.measuredFolder, enforce, hostPID, metrics.podMonitor.scrapeTimeout"
+    values = """audit.enabled=true hostPID=true audit.measuredFolder=/a enforce.mode=observe
+        ports.http=9465 metrics.podMonitor.scrapeTimeout=9s"""
+    removed = "audit.measuredFolder, enforce, ports, hostPID, metrics.podMonitor.scrapeTimeout"
     assert f"Removed, and ignored: {removed}. Leave them out." in notes_of(values)
     assert "Removed, and ignored" not in notes_of("default")
 

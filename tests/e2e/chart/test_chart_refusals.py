@@ -3,13 +3,18 @@
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.chart.rendering import CHART, OPTIONS, helm, loaded, objects, pod, refusal
+from affinityd.kubernetes.nri.choices import NAMES
+from affinityd.planner.modes import MODES
+from affinityd.request.environment import NIC_VARIABLES
+from tests.e2e.chart.rendering import CHART, OPTIONS, helm, loaded, objects, pod, refusal, rendered
+from tests.support.paths import DATA
 from tests.support.tables import table
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -65,6 +70,16 @@ def parts(schema: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]
             yield path, schema
         for name, part in schema.items():
             yield from parts(part, f"{path}/{name}")
+
+
+def test_a_namespace_s_choices_are_those_that_the_daemon_reads() -> None:
+    nri = SCHEMA["properties"]["kubernetes"]["properties"]["nri"]["properties"]
+    (namespace,) = nri["namespaces"]["patternProperties"].values()
+    choices = namespace["properties"]
+    assert tuple(choices) == NAMES
+    assert choices["mode"]["enum"] == [*MODES]
+    library = f"({'|'.join(NIC_VARIABLES)})"
+    assert choices["nics"]["pattern"] == f"^(none|{library}([,+]{library})*)$"
 
 
 def test_the_schema_is_closed_but_for_what_is_kubernetes_own() -> None:
@@ -123,15 +138,20 @@ def test_what_yaml_would_read_as_a_comment_or_a_number_is_quoted() -> None:
     assert '"key": "1e3"' in json.dumps(pod(values)["affinity"])
 
 
-def test_values_of_an_earlier_release_are_taken_or_refused_in_a_line(tmp_path: Path) -> None:
+def test_values_of_0_2_make_what_this_release_s_make_or_are_refused_in_a_line(
+    tmp_path: Path,
+) -> None:
     """`--reuse-values` gives the chart these, and no default of its own."""
     copy = shutil.copytree(CHART, tmp_path / "chart")
-    values = copy / "values.yaml"
-    nri = {**VALUES["kubernetes"]["nri"], "enabled": True, "namespaces": ["a", "b"]}
-    kubernetes = {**VALUES["kubernetes"], "nri": nri}
-    values.write_text(json.dumps({**VALUES, "kubernetes": kubernetes, "ports": {"http": 9465}}))
-    assert "--nri-namespaces=a,b\n" in helm("template", "affinityd", str(copy)).stdout
-    values.write_text(json.dumps({**VALUES, "kubernetes": {"podResources": False}}))
-    done = helm("template", "affinityd", str(copy))
-    assert "kubernetes.kubeletRoot has no value: set it; or, " in done.stderr.splitlines()[0]
-    assert "--reset-then-reuse-values instead" in done.stderr.splitlines()[0]
+    (earlier,) = loaded((DATA / "chart-values-0.2.yaml").read_text())
+
+    def render(**kubernetes: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - YAML
+        (copy / "values.yaml").write_text(json.dumps({**earlier, "kubernetes": kubernetes}))
+        return helm("template", "affinityd", str(copy))
+
+    assert render(**earlier["kubernetes"]).stdout == rendered("default")
+    nri = {**earlier["kubernetes"]["nri"], "enabled": True, "namespaces": ["a", "b"]}
+    assert "--nri-namespaces=a,b\n" in render(**{**earlier["kubernetes"], "nri": nri}).stdout
+    said = render(podResources=False).stderr.splitlines()[0]
+    assert "kubernetes.kubeletRoot has no value: set it; or, " in said
+    assert "--reset-then-reuse-values instead" in said

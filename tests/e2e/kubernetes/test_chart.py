@@ -170,10 +170,10 @@ def test_a_job_starts_while_no_node_is_chosen_and_helm_test_says_so(chart: Chart
     assert "no node has any of the labels in gpuNodeLabels" in printed
     job.go()
     assert job.says() == {ALONE, PINNED}
+    chart.cluster.run(f"kubectl label node {NODE} {LABEL}")
+    eventually(lambda: [it["status"]["phase"] for it in chart.pods()] == ["Running"], "it is back")
     late = Job(chart.cluster, "late")
     late.start()
-    late.wait_for("affinity")
-    chart.cluster.run(f"kubectl label node {NODE} {LABEL}")
     assert late.says() == {PINNED}
     assert "from the daemon" in late.log("affinity")[-1]
 

@@ -8,8 +8,21 @@
 {{- fail (printf "%s has no value: set it; or, if those of an earlier chart are reused, give --reset-then-reuse-values instead of --reuse-values" .) }}
 {{- end }}
 {{- end }}
-{{- if eq "true" (include "affinityd.valueAt" (list . "metrics.serviceMonitor.enabled")) }}
-{{- fail "metrics.serviceMonitor is removed; set metrics.podMonitor, with the same values" }}
+{{- /* Values of 0.2 whose loss would take an address, a name, a right or a place from jobs, or their metrics: each with what it is now. */}}
+{{- range list
+      (list "ports.http" "9465" "the port is always 9465: leave it out, and let scrapers use that")
+      (list "ports.plan" "9466" "the port is always 9466: leave it out, and give jobs that one in AFFINITYD_URL")
+      (list "plan.annotations" "" "set commonAnnotations")
+      (list "metrics.service.annotations" "" "set commonAnnotations")
+      (list "serviceAccount.annotations" "" "set commonAnnotations")
+      (list "metrics.serviceMonitor.enabled" "" "set metrics.podMonitor, with the same values")
+      (list "hostPID" (ternary "true" "" .Values.audit.enabled) "set audit.enabled: true to scan processes, or leave it out")
+      (list "enforce.mode" "" "the daemon pins no process that runs: leave it out, and set kubernetes.nri to place containers as they are created")
+      (list "kubernetes.rules" "" "leave it out, and set kubernetes.nri.namespaces, with choices for each") }}
+{{- $value := include "affinityd.valueAt" (list $ (index . 0)) | trimAll "\"" }}
+{{- if not (has $value (list "" "[]" "{}" "false" "off" "observe" (index . 1))) }}
+{{- fail (printf "%s is removed; %s" (index . 0) (index . 2)) }}
+{{- end }}
 {{- end }}
 {{- if not (or .Values.socket.enabled .Values.plan.enabled) }}
 {{- fail "socket.enabled and plan.enabled are both false: no pod could reach the daemon; enable one of them" }}
