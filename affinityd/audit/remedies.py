@@ -38,11 +38,25 @@ NEARER_NICS = "set {variable}={value}, or start it with affinityd exec --nics {l
 START_WITH_NICS = "start it with affinityd exec --nics ucx,nvshmem,uccl"
 SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
 
-RESET_GPU = "look for NVRM: Xid in the kernel's log, drain the node, reset the GPU or the machine"
+RESCAN = (
+    "rescan the PCI bus for it (echo 1 > /sys/bus/pci/rescan) or reboot; if it was taken out, "
+    "restart the daemon"
+)
 MAY_COMPUTE = (
     "it may still compute: ask its user, and end it when its CPU time (ps -o time= PID) no "
     "longer grows"
 )
+
+
+def reset_gpu(pci_bus_id: str = "PCI-ADDRESS") -> str:
+    """Return the remedy of a GPU of which NVML reports a fault.
+
+    By its address: when one is gone, an index is another GPU's.
+    """
+    return (
+        "look for NVRM: Xid in the kernel's log, drain the node, and reset the GPU "
+        f"(nvidia-smi -r -i {pci_bus_id}) or reboot"
+    )
 
 
 @dataclass(frozen=True)

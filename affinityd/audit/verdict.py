@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from affinityd.audit.model import AuditedProcess, Scan
-from affinityd.audit.remedies import RESET_GPU
+from affinityd.audit.remedies import RESCAN, reset_gpu
 from affinityd.cpuset import several
 from affinityd.grouping import grouped
 from affinityd.json_codec import OneOf
@@ -33,7 +33,9 @@ HOUR = 60  #: minutes, which the history has
 #: Threads of a process that wait for longer than this in a second are a finding.
 LONG_WAIT = 0.1
 
-IS_GONE = "it is not there any more; if it was taken out, restart the daemon"
+IS_GONE = "it is not there any more"
+#: For readers of counts: what helps depends on the processes.
+SEE_AUDIT = "see affinityd audit as root on the node"
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,18 @@ class FindingKind:
 
 
 FINDINGS: Mapping[str, FindingKind] = {
-    LOST: FindingKind("lost or hung", RESET_GPU),
+    LOST: FindingKind("lost or hung", reset_gpu()),
     FAR: FindingKind(
         "used from far away",
         "pin the processes near their GPU (affinityd pin), or have the scheduler give near CPUs",
         lambda process, _: process.is_mismatch and process.cause != UNPINNED,
     ),
     ORPHAN: FindingKind(
-        "held by an ended job",
-        "end the processes that compute no more",
+        "held by processes of no living job, or that have ended",
+        SEE_AUDIT,
         lambda process, _: process.orphan is not None and not process.is_daemon,
     ),
-    WAITING: FindingKind(
-        "waiting for CPUs", "give its job more CPUs, or fewer threads", waits_long
-    ),
+    WAITING: FindingKind("waiting for CPUs", SEE_AUDIT, waits_long),
     UNPINNED: FindingKind(
         "used by unpinned processes, which may run far away",
         "start jobs by the TaskProlog, affinityd exec or /affinity/run",
@@ -138,14 +138,16 @@ def verdict(
         names = [_named(gpus, scan)] if gpus else []
         concerns = [*_concerns(state, found[state], scan, remedy)]
         number = len(gpus)
-        if state == LOST:
+        general = kind.remedy
+        if state == LOST and scan.gone:
+            general = f"{general}; for one that is gone {RESCAN}" if gpus else RESCAN
             gone = [f"GPU {gpu.index} ({gpu.pci_bus_id})" for gpu in scan.gone]
             names += gone
             concerns += [Concern(name, IS_GONE) for name in gone]
             number += len(gone)
         if names:
             text = f"{' and '.join(names)} {'is' if number == 1 else 'are'} {kind.text}"
-            yield Finding(state, text, kind.remedy, concerns)
+            yield Finding(state, text, general, concerns)
     if scan.reserved:
         gpus = [*scan.reserved]
         verb = "is" if len(gpus) == 1 else "are"
@@ -169,20 +171,28 @@ def _concerns(
     scan: Scan,
     remedy: Callable[[str, AuditedProcess], str | None] | None,
 ) -> Iterator[Concern]:
-    """Yield the causes of a finding: of each job the remedy of its first process on a GPU."""
-    causes: dict[tuple[GpuKey, str], str | None] = {}
+    """Yield the GPUs of a finding: for each job and cause the remedy of its first process there."""
+    alike: dict[tuple[str, str | None], list[GpuKey]] = {}
     for gpu, processes in found.items():
         if not processes:
-            causes[gpu, scan.unknown.get(gpu, "its NUMA node is not known")] = None
-        for process in processes if remedy is not None else ():
-            owner = _owner(process, scan)
-            if (gpu, owner) not in causes and remedy is not None:
-                causes[gpu, owner] = remedy(state, process)
-    alike: dict[tuple[str, str | None], list[GpuKey]] = {}
-    for (gpu, why), cure in causes.items():
-        alike.setdefault((why, cure), []).append(gpu)
+            why = scan.unknown.get(gpu, "its NUMA node is not known")
+            alike.setdefault((why, None), []).append(gpu)
+        if remedy is None:
+            continue
+        by_cause = grouped(
+            processes, lambda process: (_owner(process, scan), _cause(state, process, scan))
+        )
+        for (owner, _), (first, *others) in by_cause.items():
+            more = f" (process {first.facts.pid} and {len(others)} more)" if others else ""
+            alike.setdefault((f"{owner}{more}", remedy(state, first)), []).append(gpu)
     for (why, cure), gpus in alike.items():
         yield Concern(_named(gpus, scan), why, cure)
+
+
+def _cause(state: str, process: AuditedProcess, scan: Scan) -> str | None:
+    if state == ORPHAN:
+        return process.orphan
+    return scan.waits[process.facts.pid].cause if state == WAITING else process.cause
 
 
 def _owner(process: AuditedProcess, scan: Scan) -> str:

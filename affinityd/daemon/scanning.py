@@ -6,13 +6,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import ALL, COUNTS, AuditDocument, AuditGpuDocument, document
 from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
-from affinityd.audit.remedies import RESET_GPU
+from affinityd.audit.remedies import RESCAN, reset_gpu
 from affinityd.audit.verdict import IS_GONE, LOST
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
@@ -24,6 +25,9 @@ from affinityd.linux.processes import since_boot
 from affinityd.topology.model import Gpu, Topology, keys_before
 
 log = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+AnyGpu = TypeVar("AnyGpu", Gpu, AuditGpuDocument)
 
 
 class Scanning:
@@ -77,38 +81,61 @@ class AuditLog:
     """Logs a line when a GPU is lost or used from far away, and one when that is over."""
 
     def __init__(self) -> None:
-        # By GPU, also by its address: when one is gone, its index may be another GPU's.
-        self._mismatched: dict[str, Counter[str]] = {}  # how many processes, by cause
+        self._mismatched: dict[Place, Counter[str]] = {}  # how many processes, by cause
         self._notices: Recent[str, None] = Recent()
-        self._lost: set[str] = set()
+        self._lost: dict[Place, str] = {}  # with its name
 
     def scanned(self, scan: Scan, gpus: Sequence[AuditGpuDocument]) -> None:
         """Tell of a new scan; `gpus`: of its document of counts."""
         self._notices.begin(scan.boot)
         for notice in filter(self._notices.is_news, scan.notices):
             log.warning("%s", notice)
-        lost = {_name(gpu): gpu.unknown for gpu in gpus if gpu.state == LOST}
-        lost |= {_name(gpu): IS_GONE for gpu in scan.gone}
-        if new := [name for name in lost if name not in self._lost]:
-            log.error("lost or hung: %s: %s; %s", ", ".join(new), lost[new[0]], RESET_GPU)
-        if back := sorted(self._lost - lost.keys()):
-            log.info("not lost any more: %s", ", ".join(back))
-        self._lost = {*lost}
+        self._tell_lost(scan, gpus)
+        self._tell_far(gpus)
+
+    def _tell_lost(self, scan: Scan, gpus: Sequence[AuditGpuDocument]) -> None:
+        lost: dict[Place, str] = {}
+        for place, gpu in _by_place(gpus):
+            if gpu.state == LOST:
+                lost[place] = _name(gpu)
+                if place not in self._lost:
+                    remedy = reset_gpu(gpu.pci_bus_id)
+                    log.error("lost or hung: %s: %s; %s", lost[place], gpu.unknown, remedy)
+        for place, gone in _by_place(scan.gone):
+            lost[place] = _name(gone)
+            if place not in self._lost:
+                log.error("lost or hung: %s: %s; %s", lost[place], IS_GONE, RESCAN)
+        for place in sorted(self._lost.keys() - lost.keys()):
+            log.info("not lost any more: %s", self._lost[place])
+        self._lost = lost
+
+    def _tell_far(self, gpus: Sequence[AuditGpuDocument]) -> None:
         before = self._mismatched
         self._mismatched = {}
-        for gpu in gpus:
+        for place, gpu in _by_place(gpus):
             name = _name(gpu)
-            causes = before.get(name, Counter())  # unseen processes stay as they were
+            causes = before.get(place, Counter())  # unseen processes stay as they were
             if gpu.mismatch is not None:
                 causes = +Counter(gpu.mismatch)
             if causes:
-                self._mismatched[name] = causes
-            if causes and name not in before:
+                self._mismatched[place] = causes
+            if causes and place not in before:
                 listed = ", ".join(f"{cause}: {number}" for cause, number in sorted(causes.items()))
                 far = f"{causes.total()} of its processes may run far from it"
                 log.warning("%s: %s (%s); see affinityd audit", name, far, listed)
-            elif name in before and not causes:
+            elif place in before and not causes:
                 log.info("%s: its processes are near it again, or have ended", name)
+
+
+def _by_place(gpus: Sequence[AnyGpu]) -> Iterator[tuple[Place, AnyGpu]]:
+    """Yield each GPU with its PCI address and its number among the parts of a GPU there.
+
+    When one is gone, its index may be another GPU's.
+    """
+    parts: Counter[str] = Counter()
+    for gpu in gpus:
+        yield (gpu.pci_bus_id, parts[gpu.pci_bus_id]), gpu
+        parts[gpu.pci_bus_id] += 1
 
 
 def _name(gpu: Gpu | AuditGpuDocument) -> str:

@@ -12,7 +12,7 @@ import re
 import stat
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.audit.model import GpuHolders, Holding
@@ -52,9 +52,11 @@ class HolderSources:
         `hold`: while this file exists, NVML is not called.
         """
         self._proc, self._sys, self._clock = proc, sys, clock
-        self._nvml = ask_nvml, DriverMaintenance(sys, hold, proc), driver
+        self._ask_nvml = ask_nvml
+        self._nvml = self._asked, DriverMaintenance(sys, hold, proc), driver
+        self._late = 0  # scans in a row in which NVML did not answer in time
         self._files = DeviceFileScanner(proc, sys, dev)
-        self._seen: dict[str, Gpu] = {}  # by PCI address: all that the machine had
+        self._seen: dict[str, Gpu] = {}  # by PCI address: all whose processes were known once
 
     def held(self, topology: Topology) -> GpuHolders:
         """Return the holders of the GPUs now, and the GPUs with unknown holders.
@@ -66,28 +68,40 @@ class HolderSources:
         gpus = topology.gpus
         if not _sees_all_pids(self._proc):
             return replace(GpuHolders.unknown_of(gpus, NOT_ALL_PIDS), asked=asked)
-        found = (
+        parts = (
             nvml_holders([gpu for gpu in gpus if gpu.vendor == NVIDIA], *self._nvml),
             kfd_holders([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
             self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
         )
+        unknown = {key: why for part in parts for key, why in part.unknown.items()}
         return GpuHolders(
-            holdings=one_a_process((it for part in found for it in part.holdings), self._proc),
-            unknown={key: why for part in found for key, why in part.unknown.items()},
+            holdings=one_a_process((it for part in parts for it in part.holdings), self._proc),
+            unknown=unknown,
             asked=asked,
-            skipped=sum(part.skipped for part in found),
-            lost=frozenset().union(*(part.lost for part in found)),
-            gone=self._gone(gpus),
-            loads=found[0].loads,
+            skipped=sum(part.skipped for part in parts),
+            lost=frozenset().union(*(part.lost for part in parts)),
+            gone=self._gone(gpus, unknown),
+            loads=parts[0].loads,
         )
 
-    def _gone(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-        """Return the GPUs that were there before; one that vfio-pci has now is in use elsewhere."""
-        self._seen |= {gpu.pci_bus_id: gpu for gpu in gpus}
+    def _asked(self, seconds: float) -> ProcessReport:
+        """Ask NVML; idle GPUs without persistence mode or a busy CPU may make it late, not hung."""
+        report = self._ask_nvml(seconds)
+        self._late = self._late + 1 if report.is_late else 0
+        return replace(report, has_hung=report.has_hung or self._late >= MOST_LATE)
+
+    def _gone(self, gpus: Sequence[Gpu], unknown: Collection[GpuKey]) -> tuple[Gpu, ...]:
+        """Return the GPUs that worked before; one that vfio-pci has now is in use elsewhere.
+
+        sysfs has GPUs that their driver leaves out, until it tells which it has.
+        """
+        self._seen |= {gpu.pci_bus_id: gpu for gpu in gpus if gpu.key not in unknown}
         gone = self._seen.keys() - {gpu.pci_bus_id for gpu in gpus}
+        uuids = {gpu.uuid for gpu in gpus if gpu.uuid}
         for address in sorted(gone):
             driver = _target(f"{self._sys}/bus/pci/devices/{address}/driver")
-            if driver.replace("_", "-").endswith("vfio-pci"):
+            has_moved = self._seen[address].uuid in uuids
+            if has_moved or driver.replace("_", "-").endswith("vfio-pci"):
                 del self._seen[address]
         return tuple(gpu for address, gpu in sorted(self._seen.items()) if address in gone)
 
@@ -128,6 +142,7 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
 # The holders of NVIDIA's GPUs, by NVML, which is not called during maintenance of the driver.
 
 NVML_SECONDS = 10.0  #: that NVML may take to answer
+MOST_LATE = 3  #: scans in a row in which it did not: it hangs
 
 NO_DRIVER = "NVIDIA's driver is not loaded"
 NO_LONGER_LISTED = "NVML does not list GPU {gpu} any more"

@@ -10,8 +10,8 @@ from typing import Any
 
 from affinityd.audit.document import waits_of
 from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts, Scan
-from affinityd.audit.remedies import RESET_GPU, Remedies
-from affinityd.audit.verdict import STATES, states
+from affinityd.audit.remedies import RESCAN, Remedies, reset_gpu
+from affinityd.audit.verdict import IS_GONE, STATES, states
 from affinityd.audit.verify import Verification, matches
 from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
@@ -48,7 +48,7 @@ def table(
     remedies = Remedies(topology, scan)
     processes = {process.facts.pid: process_name(process.facts) for process in scan.processes}
     yield from once(_orphans(scan, remedies, names), processes)
-    yield from _remarks(scan, names)
+    yield from _remarks(topology, scan, names)
     yield from _remedies(scan, remedies)
     yield from _waits(scan)
     for process in scan.processes:
@@ -82,14 +82,17 @@ def _orphans(
             yield facts.pid, f"orphan, holds {held}: {process.orphan}{end}"
 
 
-def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
+def _remarks(topology: Topology, scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
     for owners, cpus in scan.overlap.items():
         yield f"{several('CPU', cpus)}: pinned for own use by {' and '.join(owners)}"
+    for gone in scan.gone:
+        yield f"GPU {gone.index} ({gone.pci_bus_id}): {IS_GONE}: {RESCAN}"
+    addresses = {gpu.key: gpu.pci_bus_id for gpu in topology.gpus}
     for key, near in scan.near.items():
         if key in scan.unknown:
             yield f"GPU {names[key]}: its processes are not known: {scan.unknown[key]}"
         if key in scan.lost:
-            yield f"GPU {names[key]}: it is lost or hangs: {RESET_GPU}"
+            yield f"GPU {names[key]}: it is lost or hangs: {reset_gpu(addresses[key])}"
         if key in scan.reserved:
             yield f"GPU {names[key]}: reserved: {scan.reserved[key]} has it, and no process uses it"
         if near is None:

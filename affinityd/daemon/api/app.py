@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from affinityd import __version__
@@ -20,6 +20,7 @@ from affinityd.daemon.api.page import page_routes
 from affinityd.daemon.api.peers import is_foreign, peer_of_request
 from affinityd.daemon.api.plan import wants_text
 from affinityd.daemon.api.state import PROBLEM, TEXT, ApiState
+from affinityd.daemon.state.background import in_background
 from affinityd.errors import AffinityError, NotReadyError
 from affinityd.json_codec import dumps
 from affinityd.request.document import ProblemDocument
@@ -45,7 +46,13 @@ def whole_app(state: ApiState) -> FastAPI:
         lines = [f"GET {path:<{width}}  {summary}" for path, summary in rows.items()]
         return "\n".join((f"affinityd {__version__} answers", "", *lines, ""))
 
-    app = _app(state, f"see {OPENAPI}", OPENAPI)
+    async def openapi(_: Request) -> Response:
+        """Answer with OpenAPI's document; to make it takes most of a second."""
+        async with state.turn:
+            return JSONResponse(await in_background(app.openapi))
+
+    app = _app(state, f"see {OPENAPI}")
+    app.add_route(OPENAPI, openapi, include_in_schema=False)
     app.include_router(plan.router)
     app.include_router(node.router)
     for page in page_routes(state.watcher, state.settings.socket, listed):
@@ -61,12 +68,12 @@ def whole_app(state: ApiState) -> FastAPI:
 
 def plans_app(state: ApiState) -> FastAPI:
     """Return the app that answers /plan alone."""
-    app = _app(state, "only GET /plan is", None)
+    app = _app(state, "only GET /plan is")
     app.include_router(plan.router)
     return app
 
 
-def _app(state: ApiState, remedy: str, openapi_url: str | None) -> FastAPI:
+def _app(state: ApiState, remedy: str) -> FastAPI:
     """Return an app without paths; each error is a problem, of another path with a remedy."""
     app = FastAPI(
         title="affinityd",
@@ -75,7 +82,7 @@ def _app(state: ApiState, remedy: str, openapi_url: str | None) -> FastAPI:
         # Their pages would load scripts from elsewhere, which a compute node cannot reach.
         docs_url=None,
         redoc_url=None,
-        openapi_url=openapi_url,
+        openapi_url=None,  # it would be made in the event loop
         generate_unique_id_function=_operation_id,
         redirect_slashes=False,  # a redirect would name the request's host, which may be any
         exception_handlers={

@@ -70,7 +70,8 @@ class NvmlAnswer:
 
     error: str | None = None  #: why not
     remedy: str | None = None  #: of the error; None: none is known
-    has_hung: bool = False  #: it did not answer in time
+    is_late: bool = False  #: it did not answer in time
+    has_hung: bool = False  #: the driver holds a child that was killed
 
     @property
     def said(self) -> str | None:

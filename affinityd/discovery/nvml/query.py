@@ -152,7 +152,9 @@ def _read(report: type[R], answer: Callable[[], str]) -> R:
     try:
         return read_report(report, answer())
     except TimeoutError:
-        return report(gpus=None, error="NVML did not answer in time", has_hung=True)
+        # Not hung: a GPU that is initialized holds a killed child for seconds, too. One that is
+        # held still at the next query is another error.
+        return report(gpus=None, error="NVML did not answer in time", is_late=True)
     except AffinityError as error:
         return report(gpus=None, error=f"NVML {error}", has_hung=bool(stuck))
     except ValueError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from affinityd.audit.remedies import RESET_GPU
+from affinityd.audit.remedies import reset_gpu
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask, several
 from affinityd.discovery.nvml import NvmlGpu
 from affinityd.discovery.pci import DEVICES
@@ -113,7 +113,7 @@ def nvml(facts: NodeFacts) -> CheckResults:
         if answer.error:
             yield fail(
                 f"{named([gpu])} ({gpu.pci_bus_id}): NVML says {answer.error}",
-                RESET_GPU,
+                reset_gpu(gpu.pci_bus_id),
                 [gpu],
             )
     yield ok(f"NVML answers; driver {report.driver_version or 'unknown'}")

@@ -161,7 +161,7 @@ def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
 def test_an_nvml_that_hangs_is_ended(facts: Facts, actions: list[str]) -> None:
     device = facts("\n".join(f"fail nvmlDeviceGetCount_v2 {action}" for action in actions))
     assert query(timeout=1) == NvmlReport(
-        gpus=None, error="NVML did not answer in time", has_hung=True
+        gpus=None, error="NVML did not answer in time", is_late=True
     )
     eventually(lambda: not holders(device), "no process outlives the asking")
 

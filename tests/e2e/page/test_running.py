@@ -80,7 +80,10 @@ def test_a_user_sees_far_processes(node: ScanningNode, pid: int, context: Browse
         subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
         eventually(lambda: "local, orphan" in words(tab), "it is near")
         assert "far" not in set().union(*tab.drawn().values())
-        assert text(tab, "#verdict b") == "GPU 0 is held by an ended job"
+        assert (
+            text(tab, "#verdict b")
+            == "GPU 0 is held by processes of no living job, or that have ended"
+        )
         tab.page.locator("[name=running]").uncheck()
         eventually(lambda: "runs" not in set().union(*tab.drawn().values()), "none is drawn")
         assert tab.errors == []

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, BrowserContext
 
 from affinityd.audit.document import AuditDocument
 from affinityd.audit.model import CpuTime
-from affinityd.audit.remedies import RESET_GPU
+from affinityd.audit.remedies import reset_gpu
 from affinityd.json_codec import dumps
 from tests.e2e.page.conftest import AUDIT, HOSTILE, SIZES, Node, Tab
 from tests.support.daemons import PATIENCE, eventually
@@ -56,7 +56,7 @@ def test_the_worst_comes_first_with_its_remedy(shows: Shows, context: BrowserCon
     tab = shows(audit(EIGHT, several(30, 8)))
     assert texts(tab, "#verdict b") == [
         "GPU 0 is used from far away",
-        "GPU 1 is held by an ended job",
+        "GPU 1 is held by processes of no living job, or that have ended",
         "GPU 2 is waiting for CPUs",
     ]
     pin = f"affinityd pin --gpus {EIGHT.gpus[0].uuid} 10000"
@@ -78,7 +78,7 @@ def test_a_lost_gpu_comes_first_and_each_job_has_its_own_remedy(shows: Shows) ->
     names = ["GPU 3 is lost or hung", "GPUs 0,4 are used from far away"]
     assert texts(tab, "#verdict b") == names
     lost, of_jobs = texts(tab, "#verdict li")
-    assert lost.endswith(f"GPU 3: NVML: GPU is lost {RESET_GPU}")
+    assert lost.endswith(f"GPU 3: NVML: GPU is lost {reset_gpu()}")
     pins = [f"affinityd pin --gpus {EIGHT.gpus[gpu].uuid} {pid}" for pid, gpu in ((9, 0), (10, 4))]
     assert texts(tab, "#verdict code") == pins
     assert "GPU 0: slurm 4711, user 1000" in of_jobs

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit.model import GpuHolders
-from affinityd.audit.remedies import RESET_GPU
+from affinityd.audit.remedies import reset_gpu
 from affinityd.cli import main
 from affinityd.cli.commands import audit as audit_command
 from affinityd.config import NODE_FILE
@@ -167,7 +167,7 @@ def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
     known.now = Known(ended).now
     assert main(["audit"]) == 1
     state, *lines = capsys.readouterr().out.splitlines()
-    assert state == "GPU 0 is held by an ended job"
+    assert state == "GPU 0 is held by processes of no living job, or that have ended"
     assert any(f"process {ended}" in line and "orphan" in line for line in lines)
     lost = {gpu.key: "GPU is lost" for gpu in TOPOLOGY.gpus[:1]}
     with sleeping() as child:
@@ -176,7 +176,7 @@ def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
         assert main(["audit"]) == 2
     state, *lines = capsys.readouterr().out.splitlines()
     assert state == "GPU 0 is lost or hung"
-    assert f"GPU 0: it is lost or hangs: {RESET_GPU}" in lines
+    assert f"GPU 0: it is lost or hangs: {reset_gpu(TOPOLOGY.gpus[0].pci_bus_id)}" in lines
 
 
 def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> None:

@@ -5,6 +5,7 @@ from dataclasses import astuple, replace
 import pytest
 
 from affinityd.audit.model import AuditedProcess, Job, Scan
+from affinityd.audit.remedies import RESCAN, reset_gpu
 from affinityd.audit.verdict import FINDINGS, IS_GONE, History, states, verdict
 from affinityd.audit.waits import Runner, Waits
 from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
@@ -51,7 +52,10 @@ def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
         (
             scan(ORPHAN, FAR),
             "far",
-            ["GPU 0 is used from far away", "GPU 0 is held by an ended job"],
+            [
+                "GPU 0 is used from far away",
+                "GPU 0 is held by processes of no living job, or that have ended",
+            ],
         ),
         (scan(beside(process(1, GPU1))), "near", ["2 GPUs in use, from near alone"]),
         (scan(beside(FAR_FROM_1)), "far", ["GPUs 0-1 are used from far away"]),
@@ -113,6 +117,18 @@ def test_a_finding_has_the_gpus_and_the_remedy_of_each_job_that_is_concerned() -
                 [("GPU 0", "process 2 (python)", "orphan 2")],
             ],
         ),
+        (
+            scan(
+                *(process(pid, orphan="it is no more", job=job) for pid in (1, 2, 3)),
+                process(4, orphan="its main thread has ended", job=job),
+            ),
+            [
+                [
+                    ("GPU 0", "slurm 7, user 1000 (process 1 and 2 more)", "orphan 1"),
+                    ("GPU 0", "slurm 7, user 1000", "orphan 4"),
+                ]
+            ],
+        ),
         (scan(beside(FAR_FROM_1)), [[("GPUs 0-1", "process 1 (python), user 1000", "far 1")]]),
         (scan(unknown=silent), [[("GPUs 0-1", "silent", None)]]),
         (
@@ -122,6 +138,10 @@ def test_a_finding_has_the_gpus_and_the_remedy_of_each_job_that_is_concerned() -
     ):
         told = [[*map(astuple, finding.concerns)] for finding in verdict(found, remedy)]
         assert told == concerns
+    gone = scan(gone=MACHINE.gpus[1:])
+    both = replace(gone, lost=frozenset([GPU0]))
+    for found, helps in ((gone, RESCAN), (both, f"{reset_gpu()}; for one that is gone {RESCAN}")):
+        assert [finding.remedy for finding in verdict(found)] == [helps]
     (for_all,) = verdict(scan(*of_job))
     assert (for_all.remedy, for_all.concerns) == (FINDINGS["far"].remedy, [])
 

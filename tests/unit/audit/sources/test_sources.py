@@ -116,6 +116,25 @@ def test_a_gpu_that_was_there_is_gone_until_it_is_back_or_another_driver_has_it(
     assert source.held(machine_of(one)).gone == (third,)
 
 
+def test_a_gpu_that_its_driver_never_listed_or_that_moved_is_not_gone(root: Path) -> None:
+    first, second, _ = NVIDIAS
+    two = ProcessReport((listed(0), listed(1)))
+    source = holders(root, Asked(two, two, two))
+    assert source.held(MACHINE).lost == {THIRD}
+    assert source.held(machine_of(first, second)).gone == ()
+    moved = replace(second, pci_bus_id="0000:0a:00.0")
+    assert source.held(machine_of(first, moved)).gone == ()
+
+
+def test_an_nvml_that_is_late_hangs_after_three_scans_in_a_row(root: Path) -> None:
+    late = ProcessReport(None, error="late", is_late=True)
+    stuck = ProcessReport(None, error="stuck", has_hung=True)
+    reports = (late, late, report(), late, late, late, late, report(), stuck)
+    source = holders(root, Asked(*reports))
+    hangs = [bool(source.held(MACHINE).lost) for _ in reports]
+    assert hangs == [*[False] * 5, True, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("holdings", "together"),
     [

@@ -8,6 +8,7 @@ from contextlib import suppress
 from gzip import decompress
 from http import HTTPStatus
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp
 from affinityd.audit.document import ALL, COUNTS, AuditDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import peers, plan
-from affinityd.daemon.api.app import MOST_IN_TURN, whole_app
+from affinityd.daemon.api.app import MOST_IN_TURN, OPENAPI, whole_app
 from affinityd.daemon.api.peers import KEY, Callers, Peer, reader_of
 from affinityd.daemon.api.state import ApiState
 from affinityd.daemon.metrics.registry import Metrics
@@ -162,6 +163,24 @@ async def test_a_bug_is_a_500_of_one_line(
     assert (status, text.count("\n"), "it is so" in text) == (500, 1, False)
     title = text.partition(":")[0] if accept == b"text/plain" else json.loads(text)["title"]
     assert title == "Internal error"
+
+
+async def test_the_description_of_the_api_is_made_beside_the_loop_in_its_turn(
+    tmp_path: Path,
+) -> None:
+    watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
+    state = ApiState(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None, Callers())
+    app = whole_app(state)
+    threads = []
+
+    def describe() -> dict[str, str]:
+        threads.append(current_thread())
+        assert state.turn.locked()
+        return {"openapi": "3"}
+
+    app.openapi = describe  # type: ignore[method-assign]
+    assert await answered(watcher, app=app, path=OPENAPI) == (200, '{"openapi":"3"}')
+    assert threads != [main_thread()]
 
 
 @pytest.mark.parametrize("path", ["/plan", "/topology", "/topology.svg"])
