@@ -70,13 +70,15 @@ def apply_plan(
     *,
     policy: str | None,
     libraries: str | None,
+    starts_ranks: bool = False,
 ) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
     """Apply a plan to the calling thread, and to the environment of its children.
 
     `chosen` are the parameters of the plan; `policy`, `libraries` and `variables` are as for
-    `add_to_pin`. Returns the mask as read back, the memory policy as there, and what is not as it
-    was asked for, a line each. Raises ApplyError where the kernel refuses all of its CPUs, and
-    where nothing says which CPUs are near.
+    `add_to_pin`. `starts_ranks`: it is no rank, and its ranks would inherit its locality. Returns
+    the mask as read back, the memory policy as there, and what is not as it was asked for, a line
+    each. Raises ApplyError where the kernel refuses all of its CPUs, and where nothing says which
+    CPUs are near.
     """
     if plan.locality == "unknown":
         raise ApplyError(UNKNOWN_PLACE)
@@ -92,7 +94,9 @@ def apply_plan(
     os.environ[CPULIST] = format_list(cpus)
     os.environ[ALLOWED] = format_list(plan.allowed)
     os.environ[LOCALITY] = plan.locality
-    lines = list(remarks(plan, cpus, process, chosen))
+    if starts_ranks:
+        del os.environ[LOCALITY]
+    lines = list(remarks(plan, cpus, process, chosen, starts_ranks=starts_ranks))
     memory, more = add_to_pin(plan, variables, policy=policy, libraries=libraries)
     return cpus, memory, [*lines, *more, *rebinding(plan, process, chosen)]
 
@@ -173,7 +177,8 @@ def threads_to_start(cpus: CpuSet, limit: int | None, number: int | None) -> Ite
     if number is not None and not os.environ.get(OMP_THREADS):
         os.environ[OMP_THREADS] = f"{min(number, usable)}"
     if number is not None:  # what os.cpu_count() returns, from Python 3.13 on
-        os.environ.setdefault("PYTHON_CPU_COUNT", f"{usable}")
+        before = environment.number(os.environ.get("PYTHON_CPU_COUNT", ""))
+        os.environ["PYTHON_CPU_COUNT"] = f"{min(before or usable, usable)}"
     for variable in THREAD_COUNTS:
         asked = environment.number(os.environ.get(variable, "").partition(",")[0])
         if asked is not None and asked > usable:

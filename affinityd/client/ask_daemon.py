@@ -119,10 +119,8 @@ def _end(start: float, timeout: float) -> float:
 
 def _late(timeout: float, trouble: str | None = None) -> ApplyError:
     """Return the error of a machine that was not read in time."""
-    limit = f"{_end(0, timeout):g} s; a larger timeout gives it longer"
-    return ApplyError(
-        "; ".join(filter(None, (f"this machine could not be read in {limit}", trouble)))
-    )
+    line = f"no plan within {_end(0, timeout):g} s of the start; a larger timeout gives it longer"
+    return ApplyError(line if trouble is None else f"{line}; {trouble}")
 
 
 def ask_plan(

@@ -125,15 +125,9 @@ def bind(
     plans as the first one did; without any of a plan's, it keeps the CPUs of the first, or of
     `affinityd exec`. Without a plan the process stays as it is, with a warning in the result and in
     the log; with `fail_closed`, AffinityError is raised instead. Elsewhere than on Linux it is the
-    same, without a plan.
+    same.
     """
     arguments = locals().copy()
-    if sys.platform != "linux":
-        reason = "affinityd needs Linux; this process is not pinned"
-        if fail_closed:
-            raise AffinityError(reason)
-        logger.warning(reason)
-        return Binding(frozenset(), None, None, None, (reason,))
     chosen = {name: value for name, value in arguments.items() if name not in NOT_OF_PLAN}
     if choose_gpu:
         chosen["choose"] = "gpu"
@@ -157,6 +151,7 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     daemon is asked, for `timeout` seconds; without one, the machine is read, for 5 times as long at
     most. Raises AffinityError.
     """
+    _require_linux()
     start, variables = time.monotonic(), config.variables()
     chosen = config.plan_parameters(variables, texts(parameters))
     sockets = config.sockets(variables)
@@ -190,6 +185,7 @@ def bind_process(
 
     `libraries` are told their RDMA devices; None: those that AFFINITYD_NICS names.
     """
+    _require_linux()
     start, switch = time.monotonic(), config.chosen_switch()
     if switch == config.OFF:
         return _unbound()
@@ -234,6 +230,11 @@ def bind_process(
     )
 
 
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        raise AffinityError("affinityd needs Linux; this process is not pinned")
+
+
 def _kept(memory: MemoryPolicy | None = None, remarks: Sequence[str] = ()) -> Binding:
     """Return the binding of a process that keeps the mask that affinityd gave it before."""
     cpus = frozenset(os.sched_getaffinity(0))
@@ -243,6 +244,8 @@ def _kept(memory: MemoryPolicy | None = None, remarks: Sequence[str] = ()) -> Bi
 
 def _unbound(*reasons: str) -> Binding:
     """Return the binding of a process that stays as it is."""
+    if sys.platform != "linux":
+        return Binding(frozenset(), None, None, None, reasons)
     return Binding(frozenset(os.sched_getaffinity(0)), None, own_policy(), None, reasons)
 
 

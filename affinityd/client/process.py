@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from affinityd import config
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import ApplyError, InvalidRequestError
-from affinityd.linux.cgroup import cpuset_of, mask_of, own_cpu_limit
+from affinityd.linux.cgroup import Cgroups, cpuset_of, mask_of
 from affinityd.linux.files import (
     FAILING,
     environment_of,
@@ -72,10 +72,11 @@ class ProcessContext:
     def of_self(cls) -> ProcessContext:
         """Return the context of this process. Raises ApplyError if its devices are unknown."""
         environ: Mapping[str, str] = os.environ
-        limit = own_cpu_limit()
-        if limit is not None and not {environment.SLURM_JOB, JOB_CPUS} & environ.keys():
-            environ = {**environ, JOB_CPUS: f"{limit}"}
-        return cls(os.getpid(), os.getppid(), environ, _devices(), limit)
+        cgroups = Cgroups.of(os.getpid())
+        asked = cgroups.container_limit()  # that of a service or a login is no demand
+        if asked is not None and not {environment.SLURM_JOB, JOB_CPUS} & environ.keys():
+            environ = {**environ, JOB_CPUS: f"{asked}"}
+        return cls(os.getpid(), os.getppid(), environ, _devices(), cgroups.cpu_limit())
 
     @classmethod
     def of(cls, process: Stat) -> ProcessContext:

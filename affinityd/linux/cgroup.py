@@ -121,6 +121,18 @@ class Cgroups:
             return min(limits, default=None)
         return _exclusive(folders[0], len(self.cpuset or ()))
 
+    def container_limit(self) -> int | None:
+        """Return the CPU limit of the container that this process is in; None: it has none.
+
+        It is that of the highest folder that is mounted here. A node's own root has no limit.
+        """
+        for file_system, controller in (("cgroup", "cpu"), ("cgroup2", "")):
+            for highest in [*self.folders(file_system, controller)][-1:]:
+                limit = _limit(highest) or _exclusive(highest, len(self.cpuset or ()))
+                if limit:
+                    return limit
+        return None
+
     def folders(self, file_system: str, controller: str) -> Iterator[str]:
         """Yield the folders of the cgroup in a hierarchy and of its parents, its own first."""
         cgroups = hierarchies(self._membership)

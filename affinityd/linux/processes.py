@@ -8,7 +8,6 @@ fs/proc/array.c `do_task_stat`; unix(7), SO_PEERCRED; struct ucred of kernel inc
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import struct
 import time
@@ -104,6 +103,8 @@ class Thread:
 
 def user_name(uid: int) -> str | None:
     """Return a user's name; None: there is none. A directory (LDAP) may take seconds."""
+    import pwd  # noqa: PLC0415 - bind() can be imported where there is none
+
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

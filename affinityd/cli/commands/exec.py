@@ -53,11 +53,11 @@ CLIENT_OPTIONS = {
     ),
     "timeout": ("SECONDS", "to ask a daemon (default: 1); to read the machine, 5 times as long"),
     "choose_gpu": (None, "leave the CPUs, and set the vendor's variable to the GPUs near them"),
-    "threads": (None, "export OMP_NUM_THREADS, unless it is set"),
+    "threads": (None, "export OMP_NUM_THREADS, unless it is set, and PYTHON_CPU_COUNT"),
     "fail_closed": (None, "fail if the command cannot be pinned"),
     "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),
 }
-#: How exec stands with launchers, each of whose ranks would inherit one mask.
+#: How exec goes with launchers: behind them, since it pins the ranks.
 _INSIDE_TORCHRUN = "torchrun … --no-python affinityd exec -- python -u train.py"
 ORDERS = {
     "torchrun": _INSIDE_TORCHRUN,
@@ -155,8 +155,12 @@ def _named(options: Mapping[str, str]) -> dict[str, str]:
 def _launcher_of(command: Sequence[str]) -> str | None:
     """Return the launcher of ranks that a command is, as a program or as a module of Python."""
     name = command[0].rpartition("/")[2]
-    if name.startswith("python") and "-m" in command[1:-1]:
-        name = command[command.index("-m") + 1]
+    if name.startswith("python"):
+        for place, word in enumerate(command[1:-1], start=2):
+            if word == "-m":
+                name = command[place]
+            if word == "-m" or not word.startswith("-"):
+                break
     return name if name in ORDERS else None
 
 
@@ -177,18 +181,24 @@ def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switc
         _keep(kept, options, variables, start)
         return
     process, parameters, plan = _plan(options, variables, start, switch)
-    launcher = _launcher_of(command)
-    if launcher is not None and len(plan.gpus) != 1:
-        raise InvalidRequestError(
-            f"the ranks that {launcher} starts would all inherit these CPUs; write "
-            f"{ORDERS[launcher]}"
-        )
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return
+    launcher = _launcher_of(command) if len(plan.nodes) > 1 else None
     cpus, _, lines = apply.apply_plan(
-        plan, process, parameters, variables, policy=policy, libraries=libraries
+        plan,
+        process,
+        parameters,
+        variables,
+        policy=policy,
+        libraries=libraries,
+        starts_ranks=launcher is not None,
     )
+    if launcher is not None:
+        lines.append(
+            f"{launcher} starts the ranks, and each may run near any of these GPUs; to run each "
+            f"near its own: {ORDERS[launcher]}"
+        )
     if "verbose" in options:
         ports = os.environ.get(apply.EXPORTED_NICS) or "none"
         nics = [f"NICs for {libraries}: {ports}"] if libraries else []

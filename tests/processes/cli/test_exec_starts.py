@@ -171,7 +171,7 @@ def test_bind_and_plan_name_a_file_that_fails(tmp_path: Path) -> None:
 
 
 HANGS, SOON = "delay_enter=3s", "timeout=0.05"
-LATE = "this machine could not be read in 0.3 s"
+LATE = "no plan within 0.3 s of the start"
 OBSERVED = "affinityd.bind(); import os; print(os.environ['AFFINITYD_UNPINNED'])"
 
 
