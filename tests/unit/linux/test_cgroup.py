@@ -80,5 +80,8 @@ def test_the_cgroup_that_confines_a_process(
 def test_the_least_cpu_limit_of_a_cgroup_and_its_parents_counts(
     tmp_path: Path, cgroups: str, mounts: str, files: str, expected: str
 ) -> None:
-    limit = Cgroups.of(PID, written(tmp_path, cgroups, mounts, files)).cpu_limit()
-    assert limit == (int(expected) if expected else None)
+    of_process = Cgroups.of(PID, written(tmp_path, cgroups, mounts, files))
+    limit = int(expected) if expected else None
+    assert of_process.cpu_limit() == limit
+    # A service's or a login's, on the node itself, is no container's.
+    assert of_process.container_limit() == (limit if cgroups.endswith(":/") else None)
