@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,7 +23,7 @@ from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.topology_watcher import KnownNode
-from affinityd.errors import AffinityError, NoSuchGpuError
+from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
 from affinityd.kubernetes import nri as session
 from affinityd.kubernetes import pods
 from affinityd.kubernetes.nri import messages
@@ -33,16 +33,18 @@ from affinityd.kubernetes.nri.adjust import (
     LEFT,
     NO_GPU,
     NOT_CHOSEN,
+    NOT_PLACED,
     OBSERVED,
     OUTCOMES,
     PINNED,
+    PLACED_ANNOTATION,
     UNKNOWN,
     Adjustment,
     adjust,
     granted,
     hides_gpus,
 )
-from affinityd.kubernetes.nri.choices import Choices, Rules, choices_of, read_choices
+from affinityd.kubernetes.nri.choices import Choices, Rules, choices_of, is_chosen, read_choices
 from affinityd.kubernetes.nri.messages import Container, Pod
 from affinityd.kubernetes.pods import devices
 from affinityd.linux.cgroup import cpuset_at
@@ -55,6 +57,8 @@ KUBELET_SECONDS = 0.4  #: for its answer; the runtime waits 2 s for the plugin's
 FIRST_LOOK = 0.05  #: seconds between two looks whether the machine has been read
 NO_NAMESPACE = "none, only pods with the label affinityd=on"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  #: seconds between two attempts
+SYNCHRONIZE_SECONDS = 1.0  #: for the containers that run; those that are left are tried again
+ATTEMPTS_SECONDS = 0.2  #: for those that are tried again, while the runtime may ask for others
 
 CONNECTED = "1 while a container runtime knows the NRI plugin, else 0."
 INFO = "1, by the container runtime that asked last, and the namespaces that are listed."
@@ -71,6 +75,29 @@ CONTAINERS = (
 MISSED = "missed"
 #: Outcome → the state of a container with GPUs for which the plugin was asked.
 STATES = {PINNED: PINNED, KEPT: KEPT, OBSERVED: OBSERVED, LEFT: LEFT, UNKNOWN: MISSED}
+
+
+@dataclass
+class Known:
+    """A living container, and what has become of it."""
+
+    pod: Pod
+    container: Container
+    made: Adjustment  #: with the cpuset that affinityd gave it, if it did
+    is_created: bool  #: the runtime can change it
+    pause: float  #: seconds before the attempt after the next one
+    is_logged: bool = False  #: why it was missed
+    next: float = 0.0  #: when it is tried again, of time.monotonic
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it is to be tried again."""
+        return self.is_created and self.made.outcome == UNKNOWN
+
+    @property
+    def has_others_cpus(self) -> bool:
+        """Whether its cpuset is kubelet's, or another's, as far as is known."""
+        return bool(self.container.cpus) and not self.made.cpus
 
 
 class NriPlugin:
@@ -100,16 +127,10 @@ class NriPlugin:
             without_request=settings.nri_without_request,
         )
         self.outcomes: Counter[tuple[str, str]] = Counter()  #: by outcome and locality
-        self.states: dict[str, tuple[str, str]] = {}  #: container → its state and locality
         self.is_known = False  #: to the runtime
         self.runtime = ""  #: its name and version
-        self.names: dict[str, tuple[str, str, str]] = {}  #: id of a container → its names
-        self._pinned: dict[str, CpuSet] = {}  # container → the CPUs that it was given
-        self._others: set[str] = set()  # containers with a cpuset of kubelet's, or of another's
+        self._containers: dict[str, Known] = {}  # by id
         self._listed: list[tuple[Pod, Container]] = []  # by a Synchronize that goes on
-        self._missed: dict[str, tuple[Pod, Container]] = {}  # to be tried again
-        self._pause = FIRST_PAUSE  # until then
-        self._next = 0.0  # when, of time.monotonic
         self._resources: Sequence[ContainerResources] | None = None  # by kubelet, for this request
         self._failure = ""  # of kubelet
         self._asks_from = 0.0  # when it is asked again
@@ -122,6 +143,24 @@ class NriPlugin:
     def start(self) -> None:
         """Connect, and connect again, as long as the daemon runs."""
         threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def names(self) -> dict[str, tuple[str, str, str]]:
+        """The names of namespace, pod and container, by the container's id."""
+        return {
+            known.container.id: (known.pod.namespace, known.pod.name, known.container.name)
+            for known in [*self._containers.values()]
+        }
+
+    @property
+    def states(self) -> dict[str, tuple[str, str]]:
+        """The state and locality of containers with GPUs, by id."""
+        states = {}
+        for known in [*self._containers.values()]:
+            state = STATES.get(known.made.outcome)
+            if state and (state != MISSED or granted(known.container)):
+                states[known.container.id] = state, known.made.locality
+        return states
 
     def metrics(self) -> Iterator[Metric]:
         """Yield its metrics."""
@@ -149,6 +188,7 @@ class NriPlugin:
             "Configure": self._configure,
             "CreateContainer": self._create_container,
             "UpdateContainer": self._update_container,
+            "StopContainer": self._stop_container,
             "Synchronize": self._synchronize,
             "StateChange": self._state_changed,
         }
@@ -157,7 +197,7 @@ class NriPlugin:
         while True:
             began = time.monotonic()
             with self._losses.logged():
-                for _ in session.serve(self._socket, answers, self._bugs.logged, self._retry):
+                for _ in session.serve(self._socket, answers, self._bugs.logged, self):
                     self.is_known = True
                     self._losses.forget()
                     chosen = ", ".join(sorted(self._rules.namespaces)) or NO_NAMESPACE
@@ -168,7 +208,9 @@ class NriPlugin:
             is_stable = time.monotonic() - began > LONGEST_PAUSE
             pause = FIRST_PAUSE if is_stable else max(FIRST_PAUSE, min(2 * pause, LONGEST_PAUSE))
             self.is_known = False
-            self._missed = {}  # the runtime tells of them again
+            self._listed = []
+            for container in [id_ for id_, known in self._containers.items() if known.is_missed]:
+                del self._containers[container]  # the runtime tells of them again
             time.sleep(pause)
 
     def _configure(self, request: bytes) -> bytes:
@@ -179,25 +221,41 @@ class NriPlugin:
     def _create_container(self, request: bytes) -> bytes:
         """Return a CreateContainerResponse."""
         pod, container = messages.created(request)
-        self.names[container.id] = pod.namespace, pod.name, container.name
-        made = self._adjusted(pod, container)
-        self._note(pod, container, made)
+        known = Known(pod, container, Adjustment(FAILED), is_created=False, pause=FIRST_PAUSE)
+        self._containers[container.id] = known
+        made = known.made = self._adjusted(known)
+        self._count(made)
         cpus, memory_nodes = format_list(made.cpus), format_list(made.memory_nodes)
-        return messages.adjusted(made.environment, made.folder, cpus, memory_nodes)
+        mark = {PLACED_ANNOTATION: f"{cpus} {made.locality}"} if cpus else {}
+        return messages.adjusted(made.environment, made.folder, cpus, memory_nodes, mark)
 
     def _update_container(self, request: bytes) -> bytes:
         """Return an UpdateContainerResponse: the CPUs of one that was resized."""
         pod, container = messages.updating(request)
-        before = self._pinned.get(container.id)
-        if before is None or parse_list(container.cpus) not in {before, frozenset()}:
-            if self._pinned.pop(container.id, None):  # the CPUs to come are another's choice
-                self._keep(pod, container, Adjustment(KEPT))
+        if (known := self._containers.get(container.id)) is None:
             return b""
-        made = self._adjusted(pod, replace(container, cpus=""), runs=True)
-        if made.outcome != PINNED or made.cpus == before:
+        before = known.made
+        if parse_list(container.cpus) not in {before.cpus, frozenset()}:
+            known.container = container  # the CPUs to come are another's choice
+            if before.outcome in {PINNED, UNKNOWN}:
+                known.made = Adjustment(KEPT) if before.cpus else self._adjusted(known)
             return b""
-        self._note(pod, container, made)
+        known.pod, known.container = pod, replace(container, cpus="")
+        if before.outcome != PINNED:
+            return b""
+        made = self._adjusted(known)
+        if made.outcome == UNKNOWN:  # it is tried again, and has its CPUs until then
+            known.made = replace(made, cpus=before.cpus)
+        if made.outcome != PINNED or made.cpus == before.cpus:
+            return b""
+        known.made = made
+        self._count(made)
         return messages.updates({container.id: format_list(made.cpus)})
+
+    def _stop_container(self, request: bytes) -> bytes:
+        """Return a StopContainerResponse."""
+        self._containers.pop(messages.created(request)[1].id, None)
+        return b""
 
     def _synchronize(self, request: bytes) -> bytes:
         """Return a SynchronizeResponse: the CPUs of containers that started without the plugin."""
@@ -205,129 +263,169 @@ class NriPlugin:
         self._listed += listed
         if more:
             return messages.updates({}, more=True)
-        listed, self._listed = self._listed, []
-        self.states, self._pinned, self._others = {}, {}, set()
-        self.names = {its.id: (pod.namespace, pod.name, its.name) for pod, its in listed}
         # Those with a cpuset first: which are another's bounds the plans of the rest.
-        placed = [(*pair, self._judged(*pair)) for pair in listed if pair[1].cpus]
-        for pod, container, made in placed:
-            self._keep(pod, container, made)
-        return self._place([pair for pair in listed if not pair[1].cpus])
+        placed = [pair for pair in self._listed if pair[1].cpus]
+        others = [pair for pair in self._listed if not pair[1].cpus]
+        self._listed = []
+        self._containers = {
+            container.id: Known(
+                pod, container, Adjustment(UNKNOWN), is_created=True, pause=FIRST_PAUSE
+            )
+            for pod, container in placed + others
+        }
+        return messages.updates(self._place(SYNCHRONIZE_SECONDS))
 
-    def _judged(self, pod: Pod, container: Container) -> Adjustment:
-        """Return what has become of a running container with a cpuset: PINNED where it is ours."""
-        made = self._adjusted(pod, container)
-        if made.outcome == KEPT:
-            cpus = parse_list(container.cpus)
-            is_ours = container.environment.get("AFFINITYD_CPULIST") == container.cpus
-            if is_ours or self._adjusted(pod, replace(container, cpus="")).cpus == cpus:
-                return replace(made, outcome=PINNED, cpus=cpus)
-        return made
-
-    def _place(self, running: Iterable[tuple[Pod, Container]]) -> bytes:
-        """Return the changes to containers that run without a cpuset."""
+    def _place(self, seconds: float) -> dict[str, str]:
+        """Try containers that run, for so long at most; return the cpusets of some, by id."""
         cpusets = {}
-        for pod, container in running:
-            made = self._adjusted(pod, container, runs=True)
-            self._keep(pod, container, made)
-            if made.outcome == PINNED:
-                cpusets[container.id] = format_list(made.cpus)
-                log.info("%s, while it runs", made.note)
-        return messages.updates(cpusets)
+        ends = time.monotonic() + seconds
+        for known in self._containers.values():
+            now = time.monotonic()
+            if now >= ends:
+                break
+            if not known.is_missed or now < known.next:
+                continue
+            known.next = now + known.pause
+            known.pause = min(2 * known.pause, LONGEST_PAUSE)
+            known.made = self._adjusted(known, runs=True)
+            if known.made.outcome == PINNED and not known.container.cpus:
+                cpusets[known.container.id] = format_list(known.made.cpus)
+                log.info("%s, while it runs", known.made.note)
+        return cpusets
 
-    def _retry(self) -> tuple[float | None, bytes]:
+    def updates(self) -> tuple[float | None, Mapping[str, bytes]]:
         """Try missed containers again; return the seconds until the next time, and the changes.
 
         None: no container was missed.
         """
-        update = b""
-        self._resources = None
-        if self._missed and time.monotonic() >= self._next:
+        cpusets: dict[str, str] = {}
+        seconds = self._seconds_until_next()
+        if seconds == 0:
             with self._bugs.logged():
-                update = self._place([*self._missed.values()])
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._next = time.monotonic() + self._pause
-        return max(self._next - time.monotonic(), 0.01) if self._missed else None, update
+                cpusets = self._place(ATTEMPTS_SECONDS)
+            seconds = self._seconds_until_next()
+        self._resources = None  # the next request comes later
+        return seconds, {
+            name: messages.updates({name: cpus}, may_fail=False) for name, cpus in cpusets.items()
+        }
+
+    def _seconds_until_next(self) -> float | None:
+        times = [known.next for known in self._containers.values() if known.is_missed]
+        return max(min(times) - time.monotonic(), 0.0) if times else None
+
+    def refused(self, container: str) -> None:
+        """Take that the runtime did not make the change to a container: it is tried again."""
+        if known := self._containers.get(container):
+            known.made = Adjustment(UNKNOWN)
+            log.warning("the runtime refused CPUs for %s, which is tried again", self._name(known))
 
     def _state_changed(self, event: bytes) -> bytes:
-        if (container := messages.removed(event)) is not None:
-            for known in (self.names, self.states, self._pinned, self._missed):
-                known.pop(container, None)
-            self._others.discard(container)
+        kind, container = messages.changed(event)
+        if kind == messages.REMOVED:
+            self._containers.pop(container, None)
+        elif kind == messages.CREATED and (known := self._containers.get(container)):
+            known.is_created = True
+            known.next = time.monotonic() + known.pause
         return b""
 
-    def _note(self, pod: Pod, container: Container, made: Adjustment) -> None:
+    def _count(self, made: Adjustment) -> None:
         self.outcomes[made.outcome, made.locality] += 1
         if made.note:
             log.info("%s", made.note)
-        self._keep(pod, container, made)
-
-    def _keep(self, pod: Pod, container: Container, made: Adjustment) -> None:
-        if container.cpus and made.outcome != PINNED:
-            self._others.add(container.id)
-        if made.outcome == PINNED:
-            self._pinned[container.id] = made.cpus
-        if made.outcome != UNKNOWN:
-            self._missed.pop(container.id, None)
-        elif container.id not in self._missed:
-            self._pause = FIRST_PAUSE
-            soon = time.monotonic() + self._pause
-            self._next = min(self._next, soon) if self._missed else soon
-            self._missed[container.id] = pod, container
-        if (state := STATES.get(made.outcome)) and (state != MISSED or granted(container)):
-            self.states[container.id] = state, made.locality
 
     def _failed(self) -> None:
         self.outcomes[FAILED, ""] += 1
 
-    def _adjusted(self, pod: Pod, container: Container, *, runs: bool = False) -> Adjustment:
+    def _name(self, known: Known) -> str:
+        return f"container {known.pod.namespace}/{known.pod.name}/{known.container.name}"
+
+    def _adjusted(self, known: Known, *, runs: bool = False) -> Adjustment:
         """Return the changes to a container; `runs`: they are made while it runs.
 
-        Failures are logged, but not again of one that was missed before.
+        Failures are logged once.
         """
-        name = f"{pod.namespace}/{pod.name}/{container.name}"
-        is_new = container.id not in self._missed
+        name = self._name(known)
+        outcome = UNKNOWN
         try:
-            gpus = granted(container)
-            if not gpus and not (self._kubelet and hides_gpus(container)):
-                return Adjustment(NO_GPU)
-            choices = choices_of(pod, self._rules)
-            if choices is None:
-                return Adjustment(NOT_CHOSEN)
-            node = self._service.node
-            gpus = gpus or self._granted_by_kubelet(node.topology, pod, container)
-            if not gpus:
-                return Adjustment(NO_GPU)
-            made = adjust(
-                node,
-                pod,
-                container,
-                self._rules,
-                choices=choices,
-                granted=gpus,
-                within=self._within(pod, container),
-                memory=cpuset_at(pod.cgroup, kind="mems") if choices.binds_memory else None,
-                runs=runs,
-            )
+            if runs and known.container.cpus:
+                return self._judge(known)
+            made = self._plan(known, self._within(known), runs=runs)
             if made.outcome == LEFT:
-                log.info("container %s: %s", name, made.note)
-            return replace(made, note=made.note and f"container {name}: {made.note}")
-        except NoSuchGpuError as error:  # maybe of a driver that came after the last reading
-            if is_new:
-                self._read_again()
-            why = str(error)
+                log.info("%s: %s", name, made.note)
+            return replace(made, note=made.note and f"{name}: {made.note}")
+        except InvalidRequestError as error:
+            outcome, why = NOT_PLACED, f"not adjusted: {error}"
         except (AffinityError, OSError, ValueError) as error:
-            why = str(error)
-        if is_new:
-            log.warning("container %s is not adjusted, and tried again: %s", name, why)
-        return Adjustment(UNKNOWN)
+            why = f"not adjusted, and tried again: {error}"
+            if isinstance(error, NoSuchGpuError) and not known.is_logged:
+                self._read_again()  # maybe of a driver that came after the last reading
+        if not known.is_logged:
+            log.warning("%s is %s", name, why)
+        known.is_logged = True
+        return Adjustment(outcome)
 
-    def _within(self, pod: Pod, container: Container) -> CpuSet | None:
+    def _judge(self, known: Known) -> Adjustment:
+        """Return what has become of a running container with a cpuset: PINNED where it is ours.
+
+        Its pod's author cannot set its annotations. One that was placed while it ran has none.
+        """
+        cpus = parse_list(known.container.cpus)
+        placed, _, locality = known.container.annotations.get(PLACED_ANNOTATION, "").partition(" ")
+        if placed == known.container.cpus:
+            return Adjustment(PINNED, cpus=cpus, locality=locality)
+        bare = replace(known, container=replace(known.container, cpus=""))
+        made = self._plan(bare, cpuset_at(known.pod.cgroup), anyway=True)
+        return made if made.cpus == cpus else self._plan(known, cpuset_at(known.pod.cgroup))
+
+    def _plan(
+        self, known: Known, within: CpuSet | None, *, runs: bool = False, anyway: bool = False
+    ) -> Adjustment:
+        """Return the changes to a container; `anyway`: also if it is not chosen any more."""
+        pod, container = known.pod, known.container
+        gpus = granted(container)
+        if not gpus and not (self._kubelet and hides_gpus(container)):
+            return Adjustment(NO_GPU)
+        if not anyway and not is_chosen(pod, self._rules):
+            return Adjustment(NOT_CHOSEN)
+        node = self._service.node
+        gpus = gpus or self._granted_by_kubelet(node.topology, pod, container)
+        if not gpus:
+            return Adjustment(NO_GPU)
+        choices = choices_of(pod, self._rules)
+        if anyway:
+            choices = replace(choices, switch=config.ON)
+        return adjust(
+            node,
+            replace(pod, asked=max(pod.asked - self._asked_by_siblings(known), 0)),
+            container,
+            self._rules,
+            choices=choices,
+            granted=gpus,
+            within=within,
+            memory=cpuset_at(pod.cgroup, kind="mems") if choices.binds_memory else None,
+            runs=runs,
+        )
+
+    def _asked_by_siblings(self, known: Known) -> int:
+        """Return the CPUs that the other containers of its pod asked for, as far as is known."""
+        return sum(
+            other.container.asked
+            for other in self._containers.values()
+            if other.pod.id == known.pod.id and other.container.id != known.container.id
+        )
+
+    def _within(self, known: Known) -> CpuSet | None:
         """Return the CPUs that a container may be given, its pod's; None: that is not known.
 
         Of one without a cpuset beside others that have one: these may be kubelet's exclusive CPUs.
+        Raises AffinityError while it is not known whose the cpuset of another one is.
         """
-        return None if self._others and not container.cpus else cpuset_at(pod.cgroup)
+        others = [other for other in self._containers.values() if other.has_others_cpus]
+        if others and not known.container.cpus:
+            if any(other.made.outcome == UNKNOWN for other in others):
+                raise AffinityError("it is not known yet whose the cpusets of other containers are")
+            return None
+        return cpuset_at(known.pod.cgroup)
 
     def _granted_by_kubelet(self, topology: Topology, pod: Pod, container: Container) -> str:
         """Return the GPUs that kubelet gave a container. Raises OSError where it does not answer.

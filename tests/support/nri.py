@@ -43,21 +43,23 @@ def created(
     mems: str = "",
     cgroup: str = "",
     pod_shares: int = 0,
+    pod: str = "",
 ) -> bytes:
     of_pod = wire.field(2, wire.field(2, wire.field(1, wire.field(1, pod_shares))))
     parent = wire.field(8, of_pod + wire.field(3, cgroup))
-    names = wire.field(1, f"pod-{number}") + wire.field(2, "job") + wire.field(4, namespace)
-    pod = names + pairs(5, labels or {}) + pairs(6, pod_annotations or {}) + parent
+    pod_id = pod or f"pod-{number}"
+    names = wire.field(1, pod_id) + wire.field(2, "job") + wire.field(4, namespace)
+    of_all = names + pairs(5, labels or {}) + pairs(6, pod_annotations or {}) + parent
     cpu = wire.field(1, wire.field(1, shares)) + wire.field(6, cpus) + wire.field(7, mems)
     if quota:
         cpu += wire.field(2, wire.field(1, quota)) + wire.field(3, wire.field(1, 100000))
     files = b"".join(wire.field(2, wire.field(1, it)) for it in devices)
-    its = wire.field(1, f"container-{number}") + wire.field(2, f"pod-{number}")
+    its = wire.field(1, f"container-{number}") + wire.field(2, pod_id)
     its += wire.field(3, "main") + wire.field(4, 3) + pairs(6, annotations or {})
     its += b"".join(wire.field(8, it) for it in env)
     its += b"".join(wire.field(9, wire.field(1, it)) for it in mounts)
     its += wire.field(11, files + wire.field(3, wire.field(2, cpu)))
-    return wire.field(1, pod) + wire.field(2, its)
+    return wire.field(1, of_all) + wire.field(2, its)
 
 
 def resized(request: bytes, cpus: int) -> bytes:
@@ -85,16 +87,20 @@ class Given:
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[tuple[str, str], ...] = ()  #: source and destination
     memory_nodes: str = ""
+    mark: str = ""
 
 
 def given(response: bytes) -> Given:
     adjust = embedded(read(response), 1)
     cpu = embedded(embedded(embedded(adjust, 6), 2), 2)
+    marks = {text(it, 1): text(it, 2) for it in messages(adjust, 2)}
+    assert marks.keys() <= {"affinityd/placed"}
     return Given(
         text(cpu, 6),
         {text(it, 1): text(it, 2) for it in messages(adjust, 4)},
         tuple((text(it, 3), text(it, 1)) for it in messages(adjust, 3)),
         text(cpu, 7),
+        marks.get("affinityd/placed", ""),
     )
 
 
@@ -135,11 +141,11 @@ class Runtime:
         assert [it.stream for it in answers] == streams
         return [self._payload(it) for it in answers]
 
-    def updated(self) -> dict[str, str]:
+    def updated(self, answer: bytes = b"") -> dict[str, str]:
         """Wait for changes of running containers that the plugin asks for by itself."""
         request = self._received(REQUEST)
         assert request.connection == RUNTIME
-        self.connection.sendall(packed(Ttrpc(RUNTIME, request.stream, RESPONSE, b"")))
+        self.connection.sendall(packed(Ttrpc(RUNTIME, request.stream, RESPONSE, answer)))
         asked = read(request.data)
         assert text(asked, 2) == "UpdateContainers"
         return updated(asked[3][-1])

@@ -9,14 +9,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 from affinityd.kubernetes.nri.messages import (
     CREATE_CONTAINER,
     PLUGIN,
+    POST_CREATE_CONTAINER,
     REMOVE_CONTAINER,
     REQUEST,
     RESPONSE,
     RUNTIME,
+    STOP_CONTAINER,
     UPDATE_CONTAINER,
     Trunk,
     Ttrpc,
@@ -31,18 +34,28 @@ NAME = "affinityd"
 INDEX = "99"
 PART = 65536  #: bytes that are read at once
 REGISTRATION = 1  #: the stream of the first request
+SEND_SECONDS = 2  #: for the runtime to take what is sent
+LEAST = 0.01  #: seconds to wait for a request between two attempts
 
 Answer = Callable[[bytes], bytes]  #: of a method, from request to response
 
 
 #: Keeps an exception of its block from going further.
 Guard = Callable[[], AbstractContextManager[None]]
-#: Returns an UpdateContainersRequest, or b"", and the seconds until the next one, if there is one.
-Updates = Callable[[], tuple[float | None, bytes]]
+
+
+class Changes(Protocol):
+    """The changes to running containers for which the plugin asks."""
+
+    def updates(self) -> tuple[float | None, Mapping[str, bytes]]:
+        """Return UpdateContainersRequests, by container, and the seconds until the next ones."""
+
+    def refused(self, container: str) -> None:
+        """Take that the runtime did not make the change to a container."""
 
 
 def serve(
-    path: str, answers: Mapping[str, Answer], guard: Guard, updates: Updates
+    path: str, answers: Mapping[str, Answer], guard: Guard, changes: Changes
 ) -> Iterator[None]:
     """Answer the runtime that listens at a socket; yield once it knows this plugin.
 
@@ -51,29 +64,43 @@ def serve(
     """
     trunk = Trunk()
     stream = REGISTRATION
+    sent: dict[int, str] = {}  # the stream of an update → its container
     with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(SEND_SECONDS)
         connection.connect(path)
         plugin = field(1, NAME) + field(2, INDEX)
         connection.sendall(_request(stream, "RegisterPlugin", plugin))
         while True:
-            seconds, update = updates()
-            if update:
+            seconds, updates = changes.updates()
+            for container, update in updates.items():
                 stream += 2
+                sent[stream] = container
                 connection.sendall(_request(stream, "UpdateContainers", update))
-            connection.settimeout(seconds)
-            try:
-                data = connection.recv(PART)
-            except TimeoutError:
-                continue
-            if not data:
+            data = _receive(connection, seconds)
+            if data == b"":
                 return
-            for message in trunk.received(data):
+            for message in trunk.received(data or b""):
                 if message.connection == RUNTIME and message.stream == REGISTRATION:
                     _check(message)
                     yield
+                elif message.connection == RUNTIME and message.stream in sent:
+                    container = sent.pop(message.stream)
+                    if _is_failure(message):
+                        changes.refused(container)
                 elif message.connection == PLUGIN and message.kind == REQUEST:
                     answered = reply(message.data, answers, guard)
                     connection.sendall(packed(Ttrpc(PLUGIN, message.stream, RESPONSE, answered)))
+
+
+def _receive(connection: socket.socket, seconds: float | None) -> bytes | None:
+    """Return what has come; None: nothing has, for so many seconds."""
+    connection.settimeout(None if seconds is None else max(seconds, LEAST))
+    try:
+        return connection.recv(PART)
+    except TimeoutError:
+        return None
+    finally:
+        connection.settimeout(SEND_SECONDS)
 
 
 def reply(request: bytes, answers: Mapping[str, Answer], guard: Guard) -> bytes:
@@ -100,5 +127,14 @@ def _check(response: Ttrpc) -> None:
         raise ValueError(f"the runtime refused the plugin: {text(status, 2)}")
 
 
+def _is_failure(response: Ttrpc) -> bool:
+    """Return whether an UpdateContainersResponse has an error, or a container that failed."""
+    answered = read(response.data)
+    return bool(number(embedded(answered, 1), 1) or embedded(answered, 2))
+
+
 #: A ConfigureResponse: no more than these events are sent.
-SUBSCRIPTION = field(2, CREATE_CONTAINER | UPDATE_CONTAINER | REMOVE_CONTAINER)
+SUBSCRIPTION = field(
+    2,
+    CREATE_CONTAINER | POST_CREATE_CONTAINER | UPDATE_CONTAINER | STOP_CONTAINER | REMOVE_CONTAINER,
+)

@@ -63,15 +63,15 @@ def hides_gpus(container: Container) -> bool:
     return bool(PRIVILEGED & {*container.devices} or container.cdi_devices or names_cdi)
 
 
-def _lists_gpus(container: Container) -> bool:
-    """Return whether its spec lists device files of GPUs, or CDI's names of them.
+def _lists_gpus(container: Container, gpus: int) -> bool:
+    """Return whether its spec lists the device files of so many GPUs.
 
     On cgroup v2 any change of a running container's cpuset may have systemd let it open the
     spec's devices alone: a GPU that libnvidia-container let in beside the spec would be lost
     (NVIDIA/nvidia-container-toolkit#1397).
     """
-    files = (name for name in container.devices for kind, _ in FILES if kind.fullmatch(name))
-    return any(files) or bool(_by_cdi(container))
+    listed = [sum(bool(kind.fullmatch(it)) for it in container.devices) for kind, _ in FILES]
+    return max(listed) >= gpus
 
 
 def listed(container: Container) -> str | None:
@@ -110,8 +110,11 @@ def _by_variables(container: Container) -> Iterator[list[str]]:
 PINNED, KEPT, OBSERVED, OFF = "pinned", "kept", "observed", "off"
 LEFT = "left"  #: it runs, and its spec lists no device file of its GPUs
 NOT_CHOSEN, NO_GPU, UNKNOWN = "not_chosen", "no_gpu", "unknown"
+NOT_PLACED = "unplaced"  #: for good: a choice without a meaning, a GPU whose node is not known
 FAILED = "failed"
-OUTCOMES = (PINNED, KEPT, OBSERVED, OFF, LEFT, NOT_CHOSEN, NO_GPU, UNKNOWN, FAILED)
+OUTCOMES = (PINNED, KEPT, OBSERVED, OFF, LEFT, NOT_CHOSEN, NO_GPU, UNKNOWN, NOT_PLACED, FAILED)
+#: Annotation of a container that was placed at its creation: its CPUs, and their locality.
+PLACED_ANNOTATION = "affinityd/placed"
 
 #: Device files that only a privileged container has: it has every other one, too.
 PRIVILEGED = frozenset(("/dev/mem", "/dev/kmsg"))
@@ -163,7 +166,7 @@ def adjust(
     reply = _planned(node, pod, container, choices.options, granted=granted, within=usable)
     if any(rank.locality == UNKNOWN for rank in reply.ranks):
         note = "it stays, since the NUMA node of a GPU is not known"
-        return Adjustment(UNKNOWN, note=note, locality=UNKNOWN)
+        return Adjustment(NOT_PLACED, note=note, locality=UNKNOWN)
     before = cpuset or within or node.topology.online
     place = placement(
         node.topology, vicinity(node.topology, [rank.gpu for rank in reply.ranks]), before
@@ -175,7 +178,8 @@ def adjust(
         return Adjustment(OBSERVED, told, note=note, locality=place)
     is_enough = len(reply.cpus) >= min(container.asked or pod.asked, len(reply.allowed))
     pins = is_enough and not is_taken and not keeps and within is not None
-    if pins and runs and not _lists_gpus(container):
+    gpus = {rank.gpu.key for rank in reply.ranks}
+    if pins and runs and not _lists_gpus(container, len(gpus)):
         note = "its CPUs stay until it starts again: its spec lists no device file of its GPU"
         return Adjustment(LEFT, note=note, locality=place)
     environment = {
@@ -186,8 +190,11 @@ def adjust(
         cpus = format_list(reply.cpus)
         environment |= {"AFFINITYD_CPULIST": cpus, "AFFINITYD_ALLOWED": cpus}
         environment["AFFINITYD_LOCALITY"] = reply.locality
-    nodes = frozenset(rank.memory_node for rank in reply.ranks if rank.memory_node is not None)
-    binds = choices.binds_memory and not container.memory_nodes and nodes <= (memory or set())
+    near = {home for rank in reply.ranks for home in near_nodes(node.topology, rank.gpu)}
+    homes = {node.topology.memory_node(home) for home in near}
+    nodes = frozenset(home for home in homes if home is not None)
+    binds = pins and choices.binds_memory and not container.memory_nodes
+    binds = binds and nodes <= (memory or set())
     return Adjustment(
         PINNED if pins else KEPT,
         _unset(container, environment),

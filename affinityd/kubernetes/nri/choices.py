@@ -53,8 +53,14 @@ class Rules:
         return self.namespaces.get(name, every)
 
 
-def choices_of(pod: Pod, rules: Rules) -> Choices | None:
-    """Return what counts for a pod's containers; None: they are left alone.
+def is_chosen(pod: Pod, rules: Rules) -> bool:
+    """Return whether the site or the pod has said anything about its containers."""
+    says = LABEL in pod.labels or f"{ANNOTATION}switch" in pod.annotations
+    return says or rules.of_namespace(pod.namespace) is not None
+
+
+def choices_of(pod: Pod, rules: Rules) -> Choices:
+    """Return what counts for a pod's containers.
 
     Raises InvalidRequestError for a label or annotation of another meaning.
     """
@@ -65,8 +71,6 @@ def choices_of(pod: Pod, rules: Rules) -> Choices | None:
         if name.startswith(ANNOTATION)
     }
     label = pod.labels.get(LABEL)
-    if default is None and label is None and "switch" not in annotated:
-        return None
     choices = read_choices(annotated, default or rules.default, "the annotation affinityd/")
     if label is None:
         return choices

@@ -14,9 +14,10 @@ from typing import Any
 
 from affinityd.linux.protobuf import Message, embedded, field, messages, number, read, text, texts
 
-#: Of a subscription: the events number 4, 8 and 11.
-CREATE_CONTAINER, UPDATE_CONTAINER, REMOVE_CONTAINER = 1 << 3, 1 << 7, 1 << 10
-REMOVED = 11  #: the number of the event in a StateChangeEvent
+CREATED, REMOVED = 5, 11  #: of a container: the events' numbers in a StateChangeEvent
+#: Of a subscription: the events number 4, 5, 8, 10 and 11.
+CREATE_CONTAINER, POST_CREATE_CONTAINER, UPDATE_CONTAINER = 1 << 3, 1 << 4, 1 << 7
+STOP_CONTAINER, REMOVE_CONTAINER = 1 << 9, 1 << 10
 STOPPED = 4  #: a container's state
 CPU_SHARES = 1024  #: of one CPU that was requested
 LEAST_SHARES = 2  #: of a container without a request
@@ -91,10 +92,10 @@ def listed(request: bytes) -> tuple[list[tuple[Pod, Container]], bool]:
     return [(pods[each.pod], each) for each in alive], bool(number(whole, 3))
 
 
-def removed(event: bytes) -> str | None:
-    """Return the id of the container that a StateChangeEvent says is gone; None: another event."""
+def changed(event: bytes) -> tuple[int, str]:
+    """Return the number of a StateChangeEvent, and the id of its container."""
     whole = read(event)
-    return text(embedded(whole, 3), 1) if number(whole, 1) == REMOVED else None
+    return number(whole, 1), text(embedded(whole, 3), 1)
 
 
 def _pod(pod: Message) -> Pod:
@@ -143,15 +144,23 @@ def _mapping(message: Message, number: int) -> dict[str, str]:
 
 
 def adjusted(
-    environment: Mapping[str, str], folder: str | None, cpus: str, memory_nodes: str = ""
+    environment: Mapping[str, str],
+    folder: str | None,
+    cpus: str,
+    memory_nodes: str = "",
+    annotations: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a CreateContainerResponse: variables, a folder to mount, and a cpuset.
+    """Return a CreateContainerResponse: variables, a folder to mount, a cpuset and annotations.
 
     A folder of the node is mounted at MOUNT_POINT; None: none is. Empty CPUs or nodes stay.
     """
     cpuset = (field(6, cpus) if cpus else b"") + (field(7, memory_nodes) if memory_nodes else b"")
     changes = b"".join(
         [
+            *(
+                field(2, field(1, name) + field(2, value))
+                for name, value in (annotations or {}).items()
+            ),
             *(field(3, mount) for mount in _mount(folder)),
             *(
                 field(4, field(1, name) + field(2, value))
@@ -163,13 +172,13 @@ def adjusted(
     return field(1, changes) if changes else b""
 
 
-def updates(cpus_of: Mapping[str, str], *, more: bool = False) -> bytes:
+def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = True) -> bytes:
     """Return a SynchronizeResponse or UpdateContainerResponse: container id → its new cpuset.
 
-    A container that refuses it starts, and goes on, all the same. `more`: others are waited for.
+    `more`: others are waited for. `may_fail`: a container's refusal is not told.
     """
     changes = (
-        field(1, container) + field(2, field(1, field(2, field(6, cpus)))) + field(3, 1)
+        field(1, container) + field(2, field(1, field(2, field(6, cpus)))) + field(3, may_fail)
         for container, cpus in cpus_of.items()
     )
     return b"".join(field(1, change) for change in changes) + (field(2, 1) if more else b"")

@@ -76,6 +76,10 @@ def test_chosen_containers_with_gpus_are_adjusted(cluster: Cluster, tmp_path: Pa
         counted = node.samples("nri_requests_total", "outcome")
         expected = {"pinned": 3, "no_gpu": 1, "not_chosen": 1, "failed": 0, "unknown": 0}
         assert {name: counted[name] for name in expected} == expected
+    (tmp_path / "later").mkdir()
+    with serving(cluster, tmp_path / "later", f"--reserved-cpus={NEAR}") as node:
+        pinned = "it knows its own cpusets again, though it would give others now"
+        eventually(lambda: node.samples("nri_containers", "state")["pinned"] == 3, pinned)
 
 
 def test_a_pod_chooses_by_annotations(cluster: Cluster, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,17 @@ PRIVILEGED = ["/dev/mem", "/dev/nvidia0", "/dev/nvidia1"]
 CHANGED = {"container-1": NEAR}
 PLACES = {"cpus": frozenset(CPUS), "mems": frozenset({0, 1})}
 read_again: list[int] = []  #: for how many GPUs the machine was to be read
+
+
+def happened(kind: int, container: str = "container-1") -> bytes:
+    """Return a StateChangeEvent."""
+    return field(1, kind) + field(3, field(1, container))
+
+
+def try_again(runtime: Runtime, plugin: NriPlugin) -> None:
+    for known in plugin._containers.values():
+        known.next = 0.0
+    runtime.ask(("StateChange", b""))
 
 
 def outcomes(plugin: NriPlugin) -> dict[str, int]:
@@ -57,7 +69,8 @@ def plugin(
     assert (text(registered, 1), text(registered, 2)) == ("affinityd", "99")
     version = field(2, "containerd") + field(3, "v2.1.4")
     (subscribed,) = runtime.ask(("Configure", version))
-    assert number(read(subscribed), 2) == 1 << 3 | 1 << 7 | 1 << 10  # create, update, remove
+    events = 1 << 3 | 1 << 4 | 1 << 7 | 1 << 9 | 1 << 10
+    assert number(read(subscribed), 2) == events  # create, created, update, stop, remove
     read_again.clear()
     yield made
     monkeypatch.setattr(nri, "FIRST_PAUSE", 3600)
@@ -96,7 +109,7 @@ def test_the_metrics_name_the_runtime_and_count_by_outcome_and_locality(
         (created(devices=[]), "no_gpu"),
         (created(devices=["/dev/nvidia77"]), "unknown"),
         (created(env=["AFFINITYD=off"]), "off"),
-        (created(labels={"affinityd": "enabled"}), "unknown"),
+        (created(labels={"affinityd": "enabled"}), "unplaced"),
         (created(labels={"affinityd": "enabled"}, devices=[]), "no_gpu"),
         (b"\xff\xff", "failed"),
         (b"", "no_gpu"),
@@ -182,9 +195,9 @@ def test_a_silent_kubelet_is_asked_once_without_a_thread_and_its_containers_are_
     assert len(caplog.messages) == 2
     assert "kubelet's podresources at /run/kubelet.sock: timed out" in caplog.text
     monkeypatch.setattr(pods, "list_pods", lambda *_: of_kubelet(b"main"))
-    plugin._next = plugin._asks_from = 0.0
-    runtime.ask(("StateChange", b""))
-    assert runtime.updated() == {"container-1": NEAR, "container-2": NEAR}
+    plugin._asks_from = 0.0
+    try_again(runtime, plugin)
+    assert [runtime.updated(), runtime.updated()] == [{"container-1": NEAR}, {"container-2": NEAR}]
     assert states(plugin) == {"container-1": "pinned", "container-2": "pinned"}
 
 
@@ -192,13 +205,13 @@ def test_a_container_whose_gpu_comes_later_is_placed_then(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.create(created(devices=["/dev/nvidia77"]))
+    runtime.ask(("StateChange", happened(5)))
     assert states(plugin) == {"container-1": "missed"}
     topology = plugin._service.node.topology
     gpus = (replace(topology.gpus[0], minor=77), *topology.gpus[1:])
     for known, changes in ((Node(topology), {}), (Node(replace(topology, gpus=gpus)), CHANGED)):
         plugin._service.known = known
-        plugin._next = 0.0
-        runtime.ask(("StateChange", b""))
+        try_again(runtime, plugin)
         if changes:
             assert runtime.updated() == changes
     assert states(plugin) == {"container-1": "pinned"}
@@ -232,9 +245,9 @@ def test_it_comes_back_when_the_runtime_does(
 def test_a_container_that_started_without_the_plugin_gets_its_cpus_while_it_runs(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
-    ours = ["AFFINITYD_CPULIST=" + BOTH]
+    ours = {"affinityd/placed": BOTH + " mixed"}
     first = synchronized(created(number=1), created(number=2, devices=[]), more=True)
-    last = synchronized(created(number=3, cpus=BOTH, env=ours), created("other", number=4))
+    last = synchronized(created(number=3, cpus=BOTH, annotations=ours), created("other", number=4))
     answers = runtime.ask(("Synchronize", first), ("Synchronize", last))
     assert number(read(answers[0]), 2) == 1, "it waits for more"
     assert updated(answers[1]) == {"container-1": NEAR}
@@ -251,14 +264,14 @@ def test_a_running_container_whose_spec_lists_no_file_of_its_gpu_is_left_as_it_i
     in_spec = created(number=2, env=variable)
     by_cdi = created(number=3, devices=[], annotations={"cdi.k8s.io/x": "nvidia.com/gpu=0"})
     (answer,) = runtime.ask(("Synchronize", synchronized(beside, in_spec, by_cdi)))
-    assert updated(answer) == {"container-2": NEAR, "container-3": NEAR}
-    assert [*states(plugin).values()] == ["left", "pinned", "pinned"]
-    (line,) = (it for it in caplog.messages if "start" in it)
+    assert updated(answer) == {"container-2": NEAR}
+    assert [*states(plugin).values()] == ["left", "pinned", "left"]
+    line, _ = (it for it in caplog.messages if "start" in it)
     assert line.startswith("container training/job/main: its CPUs stay until it starts again")
     created_so = created(number=4, devices=[], env=variable, shares=1024)
     assert runtime.create(created_so).cpus == NEAR, "a container that is created is not concerned"
     (resize,) = runtime.ask(("UpdateContainer", resized(created_so, 2)))
-    assert updated(resize) == {}
+    assert updated(resize) == {"container-4": BOTH}, "kubelet changes it anyway"
 
 
 def test_a_running_container_that_cannot_be_placed_is_logged_and_counted_as_missed(
@@ -281,8 +294,7 @@ def test_a_cpuset_that_kubelet_set_bounds_the_other_containers(
     assert states(plugin) == {"container-1": "kept", "container-2": "kept"}
     given = runtime.create(created(number=3))
     assert (given.cpus, given.environment["AFFINITYD_NODES"]) == ("", "0-1")
-    event = field(1, 11) + field(3, field(1, "container-2"))
-    runtime.ask(("StateChange", event))
+    runtime.ask(("StateChange", happened(11, "container-2")))
     assert runtime.create(created(number=4)).cpus == NEAR
     assert "container-2" not in plugin.states
 
@@ -314,3 +326,182 @@ def test_a_gpu_that_is_not_there_has_the_machine_read_again(
     assert plugin.is_known
     runtime.create(created(devices=["/dev/nvidia77"]))
     assert read_again == [1]
+
+
+def of_running(plugin: NriPlugin, runtime: Runtime, *requests: bytes) -> dict[str, str]:
+    (answer,) = runtime.ask(("Synchronize", synchronized(*requests)))
+    assert not plugin._listed
+    return updated(answer)
+
+
+@pytest.mark.parametrize(
+    ("request_", "state"),
+    [
+        ({"annotations": {"affinityd/placed": f"{BOTH} mixed"}, "cpus": BOTH}, "pinned"),
+        ({"annotations": {"affinityd/placed": f"{BOTH} mixed"}, "cpus": FAR}, "kept"),
+        # Its pod's author can write a variable.
+        ({"env": [f"AFFINITYD_CPULIST={FAR}"], "cpus": FAR}, "kept"),
+        # It was placed while it ran.
+        ({"cpus": NEAR}, "pinned"),
+        ({"cpus": NEAR, "namespace": "gone"}, "pinned"),
+        ({"cpus": NEAR, "labels": {"affinityd": "observe"}}, "pinned"),
+        ({"cpus": FAR, "namespace": "gone"}, None),
+        ({"cpus": NEAR, "devices": []}, None),
+    ],
+)
+def test_a_cpuset_that_affinityd_gave_is_known_again_and_is_no_other_s(
+    runtime: Runtime, plugin: NriPlugin, request_: dict[str, Any], state: str | None
+) -> None:
+    of_running(plugin, runtime, created(number=1, **request_))
+    assert states(plugin).get("container-1") == state
+    assert runtime.create(created(number=2)).cpus == (NEAR if state == "pinned" else "")
+
+
+def test_a_placed_container_is_marked_where_its_author_cannot_write(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
+    assert runtime.create(created()).mark == f"{NEAR} local"
+    assert runtime.create(created(number=2, cpus=FAR)).mark == ""
+    assert states(plugin) == {"container-1": "pinned", "container-2": "kept"}
+
+
+def test_a_placed_container_that_is_not_known_again_yet_bounds_no_other_for_good(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
+    node, plugin._service.known = plugin._service.known, None
+    early = created(number=1, cpus=NEAR), created(number=2)
+    assert of_running(plugin, runtime, *early) == {}
+    assert states(plugin) == {"container-1": "missed", "container-2": "missed"}
+    plugin._service.known = node
+    try_again(runtime, plugin)
+    assert runtime.updated() == {"container-2": NEAR}
+    assert states(plugin) == {"container-1": "pinned", "container-2": "pinned"}
+    assert runtime.create(created(number=3)).cpus == NEAR
+
+
+def test_kubelet_s_answer_to_one_request_does_not_count_for_a_later_one(
+    runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin._kubelet = "/nonexistent"
+    of_running(plugin, runtime, created(devices=PRIVILEGED))
+    monkeypatch.setattr(pods, "list_pods", lambda *_: of_kubelet(b"main"))
+    plugin._asks_from = 0.0
+    try_again(runtime, plugin)
+    assert runtime.updated() == CHANGED
+    monkeypatch.setattr(pods, "list_pods", lambda *_: of_kubelet(b"other"))
+    assert runtime.create(created(number=2, devices=PRIVILEGED)).cpus == ""
+
+
+REFUSALS = [field(1, field(1, 2)), field(2, field(1, field(1, "container-1")))]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_missed_container_is_tried_once_it_is_created_and_again_if_the_runtime_refuses(
+    runtime: Runtime, plugin: NriPlugin, refusal: bytes
+) -> None:
+    known, plugin._service.known = plugin._service.known, None
+    runtime.create(created())
+    plugin._service.known = known
+    try_again(runtime, plugin)
+    assert states(plugin) == {"container-1": "missed"}, "the runtime would pass over it"
+    runtime.ask(("StateChange", happened(5)))
+    try_again(runtime, plugin)
+    assert runtime.updated(refusal) == CHANGED
+    eventually(lambda: states(plugin) == {"container-1": "missed"}, "it is refused")
+    try_again(runtime, plugin)
+    assert runtime.updated() == CHANGED
+    runtime.ask(("StateChange", b""))
+    assert states(plugin) == {"container-1": "pinned"}
+
+
+def test_a_missed_container_is_tried_again_as_its_last_update_left_it(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
+    known, plugin._service.known = plugin._service.known, None
+    requests = [created(number=number) for number in (1, 2)]
+    of_running(plugin, runtime, *requests)
+    kubelets = requests[1] + field(3, field(2, field(6, FAR)))
+    runtime.ask(("UpdateContainer", resized(requests[0], 2)), ("UpdateContainer", kubelets))
+    plugin._service.known = known
+    runtime.ask(("StopContainer", requests[1]))
+    try_again(runtime, plugin)
+    assert runtime.updated() == {"container-1": BOTH}
+    assert states(plugin) == {"container-1": "pinned"}
+
+
+def test_a_resize_that_could_not_be_planned_is_tried_again(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
+    runtime.create(created())
+    runtime.ask(("StateChange", happened(5)))
+    known, plugin._service.known = plugin._service.known, None
+    (answer,) = runtime.ask(("UpdateContainer", resized(created(cpus=NEAR), 2)))
+    assert (updated(answer), states(plugin)) == ({}, {"container-1": "missed"})
+    plugin._service.known = known
+    try_again(runtime, plugin)
+    assert runtime.updated() == {"container-1": BOTH}
+
+
+def test_synchronize_ends_in_time_and_the_rest_is_placed_later(
+    runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nri, "SYNCHRONIZE_SECONDS", 0.0)
+    assert of_running(plugin, runtime, created()) == {}
+    assert runtime.updated() == CHANGED
+
+
+def test_what_no_attempt_can_mend_is_not_missed_nor_tried_again(
+    runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = {"affinityd/mode": "x"}
+    of_running(plugin, runtime, created(pod_annotations=wrong))
+    topology = plugin._service.node.topology
+    gpus = [replace(gpu, numa_node=None) for gpu in topology.gpus]
+    plugin._service.known = Node(replace(topology, gpus=tuple(gpus)))
+    of_running(plugin, runtime, created(pod_annotations=wrong), created(number=2))
+    assert {known.made.outcome for known in plugin._containers.values()} == {"unplaced"}
+    assert states(plugin) == {}
+    assert "the annotation affinityd/mode: 'x' is not one of" in caplog.text
+    assert "tried again" not in caplog.text
+
+
+def test_a_wrong_annotation_says_nothing_of_a_privileged_container_without_a_gpu(
+    runtime: Runtime,
+    plugin: NriPlugin,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(pods, "list_pods", lambda *_: of_kubelet(b"other"))
+    plugin._kubelet = "/nonexistent"
+    runtime.create(created(devices=PRIVILEGED, pod_annotations={"affinityd/mode": "x"}))
+    assert (outcomes(plugin), caplog.messages) == ({"no_gpu": 1}, [])
+
+
+def test_a_container_without_a_request_has_not_asked_for_what_its_siblings_asked_for(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
+    loader = created(number=1, devices=[], shares=2048, pod="one")
+    runtime.create(loader)
+    assert runtime.create(created(number=2, shares=2, pod_shares=2048, pod="one")).cpus == NEAR
+    assert runtime.create(created(number=3, shares=2, pod_shares=2048, pod="two")).cpus == BOTH
+    assert sum(plugin.outcomes.values()) == 3
+
+
+def test_a_stopped_container_s_cpuset_bounds_no_other(runtime: Runtime, plugin: NriPlugin) -> None:
+    kubelets = created(number=1, cpus=FAR)
+    runtime.create(kubelets)
+    assert runtime.create(created(number=2)).cpus == ""
+    runtime.ask(("StopContainer", kubelets))
+    assert runtime.create(created(number=3)).cpus == NEAR
+    assert "container-1" not in plugin.names
+
+
+def test_a_list_that_a_lost_connection_cut_is_forgotten(
+    runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nri, "FIRST_PAUSE", 0.01)
+    runtime.ask(("Synchronize", synchronized(created(number=1), more=True)))
+    runtime.close()
+    eventually(runtime.has_caller, "it comes back")
+    runtime.accept()
+    assert of_running(plugin, runtime, created(number=2)) == {"container-2": NEAR}

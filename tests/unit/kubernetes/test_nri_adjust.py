@@ -9,7 +9,7 @@ from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.adjust import Adjustment, adjust, granted
-from affinityd.kubernetes.nri.choices import Choices, Rules, choices_of, read_choices
+from affinityd.kubernetes.nri.choices import Choices, Rules, choices_of, is_chosen, read_choices
 from affinityd.kubernetes.nri.messages import FRAME, PLUGIN, RESPONSE, Trunk, Ttrpc, packed
 from affinityd.topology.model import Node
 from tests.support import nri
@@ -31,14 +31,12 @@ def made(
     **request: Any,  # noqa: ANN401
 ) -> Adjustment:
     pod, container = messages.created(nri.created(**request))
-    choices = choices_of(pod, rules)
-    assert choices is not None
     return adjust(
         node,
         pod,
         container,
         rules,
-        choices=choices,
+        choices=choices_of(pod, rules),
         granted=granted(container),
         within=None if within is None else parse_list(within),
         memory=parse_list(memory),
@@ -135,7 +133,7 @@ def test_a_container_gets_at_least_the_cpus_that_it_requested(
 def test_a_container_stays_as_it_is_if_the_node_of_a_gpu_is_unknown(devices: list[str]) -> None:
     gpus = (replace(GPUS[0], numa_node=None), *GPUS[1:])
     adjusted = made(node=replace(NODE, topology=replace(A100, gpus=gpus)), devices=devices)
-    assert (adjusted.outcome, adjusted.environment, adjusted.cpus) == ("unknown", {}, frozenset())
+    assert (adjusted.outcome, adjusted.environment, adjusted.cpus) == ("unplaced", {}, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -176,14 +174,14 @@ def test_a_pod_s_label_adds_to_the_list_of_namespaces(
     namespace: str, labels: dict[str, str], *, expected: bool
 ) -> None:
     pod, _ = messages.created(nri.created(namespace, labels))
-    assert (choices_of(pod, RULES) is not None) is expected
-    assert (choices_of(pod, Rules({"*": Choices()})) is not None) is (expected or not labels)
+    assert is_chosen(pod, RULES) is expected
+    assert is_chosen(pod, Rules({"*": Choices()})) is (expected or not labels)
 
 
 def test_the_system_s_namespace_is_chosen_by_its_name_alone() -> None:
     system, _ = messages.created(nri.created("kube-system"))
-    assert choices_of(system, Rules({"*": Choices()})) is None
-    assert choices_of(system, Rules({"kube-system": Choices()})) is not None
+    assert not is_chosen(system, Rules({"*": Choices()}))
+    assert is_chosen(system, Rules({"kube-system": Choices()}))
 
 
 def note(labels: dict[str, str], **choices: str) -> dict[str, Any]:
@@ -230,7 +228,9 @@ def test_a_choice_that_has_no_meaning_is_refused_in_a_line(
             "48-55,176-183",
             "3",
         ),
-        ({**note({}, switch="on", mode="single"), "shares": 4096}, "kept", "", "3"),
+        ({**note({}, switch="on", mode="single"), "shares": 4096}, "kept", "", ""),
+        # Its CPUs are far too, its memory is near its GPU.
+        ({**note({}, switch="on", mode="node"), "within": "0-15"}, "pinned", "0-15", "3"),
         ({**note({}, switch="on"), "memory": "0-1"}, "pinned", "0-63,128-191", ""),
         ({**note({}, switch="on"), "mems": "0", "cpus": "0"}, "kept", "", ""),
     ],
