@@ -41,7 +41,6 @@ RATES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
 STEADY = "0+120x20"  #: two seconds a second
 #: What happens → samples of one daemon, those of another on its node, a minute, the rate then.
 HISTORIES: Mapping[str, tuple[str, str | None, int, float | None]] = {
-    "a counter without gaps": (STEADY, None, 8, 2),
     "two scrapes are missing": ("0+120x4 _ _ 840+120x9", None, 9, 2),
     "the daemon was restarted: what it counted since": ("0+120x4 0+120x9", None, 8, 1.6),
     "long after a restart": ("0+120x4 0+120x9", None, 12, 2),

@@ -39,15 +39,6 @@ def test_kubernetes_knows_every_field() -> None:
 
 
 @EVERY_OPTION
-def test_objects_have_the_label_and_namespace_of_the_release(option: str) -> None:
-    elsewhere = {"PodMonitor", "PrometheusRule", "ConfigMap"}  # where Prometheus and Grafana look
-    namespace = "gpu-platform" if option == "catalog" else rendering.NAMESPACE
-    for manifest in objects(option).values():
-        assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == "affinityd"
-        assert manifest["metadata"]["namespace"] == namespace or manifest["kind"] in elsewhere
-
-
-@EVERY_OPTION
 def test_the_chart_s_test_runs_beside_a_daemon(option: str) -> None:
     tests = [it for it in objects(option).values() if it["kind"] == "Pod"]
     for test in tests:

@@ -23,7 +23,6 @@ from tests.e2e.chart.promtool import (
     mismatch,
     of_gpu,
     play,
-    promtool,
     series,
 )
 from tests.e2e.chart.rendering import loaded, objects
@@ -250,9 +249,6 @@ FLEETS = {
 }
 
 
-LOST_TWO = {of_gpu("affinityd_gpu_lost", gpu): "1x9" for gpu in (0, 1)}
-
-
 def test_an_alert_of_a_fleet_names_the_cluster_and_counts_its_nodes(tmp_path: Path) -> None:
     counts = {'{cluster="east"}': 2, '{cluster="west"}': 1, "{}": 1}
     play(tmp_path, *(asked(ALERTS[it]["expr"], FLEETS, 80, counts) for it in sorted(FLEET)))
@@ -271,9 +267,6 @@ def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(tmp_path: Path) -> None:
 
 
 def test_an_alert_names_its_gpus_and_jobs_and_the_number_of_nodes(tmp_path: Path) -> None:
-    lost = {**LOST_TWO, of_gpu("affinityd_gpu_lost", 2): "0x9"}
-    summary = "On gpu07 2 GPU(s) are lost or hang: GPU 0 (0000:00:00.0) GPU 1 (0000:01:00.0)."
-    play(tmp_path, alerted("AffinitydGpuIsLost", lost, 3, {json.dumps(GPU07): summary}))
     held = series("affinityd_job_mismatched_gpu_seconds_total", **JOB, cause="allocation")
     far = {mismatch("allocation", gpu): f"{int(gpu < 2)}x20" for gpu in range(3)}
     summary = "2 GPU(s) of gpu07 serve jobs that have no CPU near them: GPU 0 GPU 1, slurm 7."
@@ -327,11 +320,6 @@ JOBS_FAR = {
 }
 
 
-def by_two_daemons(played: Series) -> Series:
-    """Return series as two daemons on a node have them."""
-    return {**played, **{name.replace('"a"', '"b"'): text for name, text in played.items()}}
-
-
 def by_cause(**counts: float) -> Mapping[str, float]:
     return {labels(NODE, cause=cause): count for cause, count in counts.items()}
 
@@ -354,15 +342,8 @@ def test_what_is_recorded_of_each_cluster(tmp_path: Path) -> None:
         recorded = everywhere({f"{record}{its}": str(value) for its, value in values.items()})
         answers = {its: float(value) for its, value in recorded.items()}
         tests.append(asked(record, everywhere(samples), 8, answers))
-        if record != "instance:affinityd_up:known":
-            tests.append(asked(record, everywhere(by_two_daemons(samples)), 8, answers))
     play(tmp_path, *tests)
     assert {record for record, *_ in RECORDED} == {*RECORDS}
-
-
-def test_promtool_has_nothing_to_say_about_the_rules() -> None:
-    count = len(ALERTS) + len(RECORDS)
-    assert f"SUCCESS: {count} rules found" in promtool("check", "rules", str(RULES))
 
 
 def test_the_custom_resource_has_the_rules_with_the_page_that_explains_them() -> None:

@@ -70,13 +70,9 @@ def gpus(chart: Chart) -> Iterator[Chart]:
             plugins.enter_context(device_plugin(chart.cluster, resource, way, gpu))
         driver = ("/var/lib/kubelet", KUBELET, DRIVER, "gpus", "gpu-1", cdi)
         plugins.enter_context(kubelet_plugin("claims", *driver))
-        wait_for_runtime(chart)
+        metric = "affinityd_nri_connected 1.0"
+        eventually(lambda: metric in chart.ask("/metrics"), "the runtime knows the plugin")
         yield chart
-
-
-def wait_for_runtime(chart: Chart) -> None:
-    metric = "affinityd_nri_connected 1.0"
-    eventually(lambda: metric in chart.ask("/metrics"), "the runtime knows the plugin")
 
 
 def asking(name: str, resource: str | None) -> Mapping[str, Any]:

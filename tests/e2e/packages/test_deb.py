@@ -27,13 +27,6 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return built("deb", folder, older_checkout(folder / "checkout"))
 
 
-def test_the_same_checkout_makes_the_same_bytes(packages: dict[str, Path], tmp_path: Path) -> None:
-    again = built("deb", tmp_path)
-    assert {it.name: it.read_bytes() for it in packages.values()} == {
-        it.name: it.read_bytes() for it in again.values()
-    }
-
-
 def test_lintian_finds_no_error(packages: dict[str, Path]) -> None:
     printed("lintian", "--allow-root", "--fail-on=error", *packages.values())
 

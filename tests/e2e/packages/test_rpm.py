@@ -47,9 +47,6 @@ def test_packages_are_installed_upgraded_and_erased(tmp_path: Path) -> None:
     assert left == {"etc/affinityd.conf.rpmnew", "etc/affinityd.conf.rpmsave"}
 
 
-def test_rpmlint_finds_no_error_and_the_same_checkout_makes_the_same_bytes(tmp_path: Path) -> None:
-    packages, again = (built("rpm", tmp_path / it) for it in ("first", "again"))
-    for name, package in packages.items():
-        assert package.read_bytes() == again[name].read_bytes()
+def test_rpmlint_finds_no_error(tmp_path: Path) -> None:
     settings = REPOSITORY / "packaging/rpm/rpmlint.toml"
-    printed("rpmlint", f"--config={settings}", *packages.values())
+    printed("rpmlint", f"--config={settings}", *built("rpm", tmp_path).values())
