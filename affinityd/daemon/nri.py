@@ -85,7 +85,7 @@ class Known:
     container: Container
     made: Adjustment  #: with the cpuset that affinityd gave it, if it did
     is_created: bool  #: the runtime can change it
-    pause: float  #: seconds before the attempt after the next one
+    pause: float = 0.0  #: seconds between the last two attempts
     is_logged: bool = False  #: why it was missed
     next: float = 0.0  #: when it is tried again, of time.monotonic
 
@@ -197,7 +197,9 @@ class NriPlugin:
         while True:
             began = time.monotonic()
             with self._losses.logged():
-                for _ in session.serve(self._socket, answers, self._bugs.logged, self):
+                for _ in session.serve(
+                    self._socket, answers, self._bugs.logged, self._updates, self._refused
+                ):
                     self.is_known = True
                     self._losses.forget()
                     chosen = ", ".join(sorted(self._rules.namespaces)) or NO_NAMESPACE
@@ -221,7 +223,7 @@ class NriPlugin:
     def _create_container(self, request: bytes) -> bytes:
         """Return a CreateContainerResponse."""
         pod, container = messages.created(request)
-        known = Known(pod, container, Adjustment(FAILED), is_created=False, pause=FIRST_PAUSE)
+        known = Known(pod, container, Adjustment(FAILED), is_created=False)
         self._containers[container.id] = known
         made = known.made = self._adjusted(known)
         self._count(made)
@@ -268,9 +270,7 @@ class NriPlugin:
         others = [pair for pair in self._listed if not pair[1].cpus]
         self._listed = []
         self._containers = {
-            container.id: Known(
-                pod, container, Adjustment(UNKNOWN), is_created=True, pause=FIRST_PAUSE
-            )
+            container.id: Known(pod, container, Adjustment(UNKNOWN), is_created=True)
             for pod, container in placed + others
         }
         return messages.updates(self._place(SYNCHRONIZE_SECONDS))
@@ -285,15 +285,17 @@ class NriPlugin:
                 break
             if not known.is_missed or now < known.next:
                 continue
+            known.pause = min(max(2 * known.pause, FIRST_PAUSE), LONGEST_PAUSE)
             known.next = now + known.pause
-            known.pause = min(2 * known.pause, LONGEST_PAUSE)
             known.made = self._adjusted(known, runs=True)
             if known.made.outcome == PINNED and not known.container.cpus:
                 cpusets[known.container.id] = format_list(known.made.cpus)
                 log.info("%s, while it runs", known.made.note)
+            elif known.made.note and known.made.outcome in {LEFT, NOT_PLACED}:
+                log.info("%s", known.made.note)
         return cpusets
 
-    def updates(self) -> tuple[float | None, Mapping[str, bytes]]:
+    def _updates(self) -> tuple[float | None, Mapping[str, bytes]]:
         """Try missed containers again; return the seconds until the next time, and the changes.
 
         None: no container was missed.
@@ -313,7 +315,7 @@ class NriPlugin:
         times = [known.next for known in self._containers.values() if known.is_missed]
         return max(min(times) - time.monotonic(), 0.0) if times else None
 
-    def refused(self, container: str) -> None:
+    def _refused(self, container: str) -> None:
         """Take that the runtime did not make the change to a container: it is tried again."""
         if known := self._containers.get(container):
             known.made = Adjustment(UNKNOWN)
@@ -325,7 +327,7 @@ class NriPlugin:
             self._containers.pop(container, None)
         elif kind == messages.CREATED and (known := self._containers.get(container)):
             known.is_created = True
-            known.next = time.monotonic() + known.pause
+            known.next = time.monotonic() + FIRST_PAUSE
         return b""
 
     def _count(self, made: Adjustment) -> None:
@@ -350,8 +352,6 @@ class NriPlugin:
             if runs and known.container.cpus:
                 return self._judge(known)
             made = self._plan(known, self._within(known), runs=runs)
-            if made.outcome == LEFT:
-                log.info("%s: %s", name, made.note)
             return replace(made, note=made.note and f"{name}: {made.note}")
         except InvalidRequestError as error:
             outcome, why = NOT_PLACED, f"not adjusted: {error}"

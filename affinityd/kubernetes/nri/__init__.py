@@ -9,18 +9,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 from affinityd.kubernetes.nri.messages import (
-    CREATE_CONTAINER,
+    EVENTS,
     PLUGIN,
-    POST_CREATE_CONTAINER,
-    REMOVE_CONTAINER,
     REQUEST,
     RESPONSE,
     RUNTIME,
-    STOP_CONTAINER,
-    UPDATE_CONTAINER,
     Trunk,
     Ttrpc,
     packed,
@@ -42,23 +37,20 @@ Answer = Callable[[bytes], bytes]  #: of a method, from request to response
 
 #: Keeps an exception of its block from going further.
 Guard = Callable[[], AbstractContextManager[None]]
-
-
-class Changes(Protocol):
-    """The changes to running containers for which the plugin asks."""
-
-    def updates(self) -> tuple[float | None, Mapping[str, bytes]]:
-        """Return UpdateContainersRequests, by container, and the seconds until the next ones."""
-
-    def refused(self, container: str) -> None:
-        """Take that the runtime did not make the change to a container."""
+#: Returns UpdateContainersRequests by container, and the seconds until the next ones, if any.
+Updates = Callable[[], tuple[float | None, Mapping[str, bytes]]]
 
 
 def serve(
-    path: str, answers: Mapping[str, Answer], guard: Guard, changes: Changes
+    path: str,
+    answers: Mapping[str, Answer],
+    guard: Guard,
+    updates: Updates,
+    refused: Callable[[str], None],
 ) -> Iterator[None]:
     """Answer the runtime that listens at a socket; yield once it knows this plugin.
 
+    `refused` is called with each container that the runtime did not update.
     Ends when the runtime closes the connection. Raises OSError where there is no runtime,
     ValueError where it does not speak NRI or refuses the plugin.
     """
@@ -71,8 +63,8 @@ def serve(
         plugin = field(1, NAME) + field(2, INDEX)
         connection.sendall(_request(stream, "RegisterPlugin", plugin))
         while True:
-            seconds, updates = changes.updates()
-            for container, update in updates.items():
+            seconds, changes = updates()
+            for container, update in changes.items():
                 stream += 2
                 sent[stream] = container
                 connection.sendall(_request(stream, "UpdateContainers", update))
@@ -86,7 +78,7 @@ def serve(
                 elif message.connection == RUNTIME and message.stream in sent:
                     container = sent.pop(message.stream)
                     if _is_failure(message):
-                        changes.refused(container)
+                        refused(container)
                 elif message.connection == PLUGIN and message.kind == REQUEST:
                     answered = reply(message.data, answers, guard)
                     connection.sendall(packed(Ttrpc(PLUGIN, message.stream, RESPONSE, answered)))
@@ -134,7 +126,4 @@ def _is_failure(response: Ttrpc) -> bool:
 
 
 #: A ConfigureResponse: no more than these events are sent.
-SUBSCRIPTION = field(
-    2,
-    CREATE_CONTAINER | POST_CREATE_CONTAINER | UPDATE_CONTAINER | STOP_CONTAINER | REMOVE_CONTAINER,
-)
+SUBSCRIPTION = field(2, EVENTS)

@@ -15,9 +15,7 @@ from typing import Any
 from affinityd.linux.protobuf import Message, embedded, field, messages, number, read, text, texts
 
 CREATED, REMOVED = 5, 11  #: of a container: the events' numbers in a StateChangeEvent
-#: Of a subscription: the events number 4, 5, 8, 10 and 11.
-CREATE_CONTAINER, POST_CREATE_CONTAINER, UPDATE_CONTAINER = 1 << 3, 1 << 4, 1 << 7
-STOP_CONTAINER, REMOVE_CONTAINER = 1 << 9, 1 << 10
+EVENTS = 1 << 3 | 1 << 4 | 1 << 7 | 1 << 9 | 1 << 10  #: create, created, update, stop, remove
 STOPPED = 4  #: a container's state
 CPU_SHARES = 1024  #: of one CPU that was requested
 LEAST_SHARES = 2  #: of a container without a request

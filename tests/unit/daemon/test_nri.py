@@ -366,13 +366,14 @@ def test_a_placed_container_is_marked_where_its_author_cannot_write(
 
 
 def test_a_placed_container_that_is_not_known_again_yet_bounds_no_other_for_good(
-    runtime: Runtime, plugin: NriPlugin
+    runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, plugin._service.known = plugin._service.known, None
-    early = created(number=1, cpus=NEAR), created(number=2)
+    plugin._kubelet = "/nonexistent"
+    early = created(number=1, cpus=NEAR, devices=PRIVILEGED), created(number=2)
     assert of_running(plugin, runtime, *early) == {}
-    assert states(plugin) == {"container-1": "missed", "container-2": "missed"}
-    plugin._service.known = node
+    assert states(plugin) == {"container-2": "missed"}
+    monkeypatch.setattr(pods, "list_pods", lambda *_: of_kubelet(b"main"))
+    plugin._asks_from = 0.0
     try_again(runtime, plugin)
     assert runtime.updated() == {"container-2": NEAR}
     assert states(plugin) == {"container-1": "pinned", "container-2": "pinned"}
@@ -453,6 +454,7 @@ def test_synchronize_ends_in_time_and_the_rest_is_placed_later(
 def test_what_no_attempt_can_mend_is_not_missed_nor_tried_again(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     wrong = {"affinityd/mode": "x"}
     of_running(plugin, runtime, created(pod_annotations=wrong))
     topology = plugin._service.node.topology
@@ -462,6 +464,7 @@ def test_what_no_attempt_can_mend_is_not_missed_nor_tried_again(
     assert {known.made.outcome for known in plugin._containers.values()} == {"unplaced"}
     assert states(plugin) == {}
     assert "the annotation affinityd/mode: 'x' is not one of" in caplog.text
+    assert "it stays, since the NUMA node of a GPU is not known" in caplog.text
     assert "tried again" not in caplog.text
 
 
