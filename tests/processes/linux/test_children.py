@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import AffinityError, NoSuchGpuError
 from affinityd.linux import children
 from affinityd.linux.children import Child, ChildError, run, run_program
@@ -157,6 +158,7 @@ def test_while_a_child_hangs_in_the_kernel_no_other_is_started(freezer: Path) ->
     (stuck,) = (freezer / "cgroup.procs").read_text().split()
     with pytest.raises(ChildError, match=f"^still hangs in an earlier query, in process {stuck}$"):
         run(lambda: b"", within())
+    assert query_processes(PATIENCE).has_hung
     (freezer / "freezer.state").write_text("THAWED")
     eventually(lambda: Path(f"/proc/{stuck}/stat").read_text().split()[2] == "Z", "it has ended")
     assert run(lambda: b"done", within()) == b"done"
