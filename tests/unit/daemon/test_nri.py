@@ -263,10 +263,12 @@ def test_a_running_container_whose_spec_lists_no_file_of_its_gpu_is_left_as_it_i
     beside = created(number=1, devices=[], env=variable)
     in_spec = created(number=2, env=variable)
     by_cdi = created(number=3, devices=[], annotations={"cdi.k8s.io/x": "nvidia.com/gpu=0"})
-    (answer,) = runtime.ask(("Synchronize", synchronized(beside, in_spec, by_cdi)))
+    both = ["NVIDIA_VISIBLE_DEVICES=0,1"]
+    half = created(number=5, devices=["/dev/kmsg", "/dev/nvidia0"], env=both)
+    (answer,) = runtime.ask(("Synchronize", synchronized(beside, in_spec, by_cdi, half)))
     assert updated(answer) == {"container-2": NEAR}
-    assert [*states(plugin).values()] == ["left", "pinned", "left"]
-    line, _ = (it for it in caplog.messages if "start" in it)
+    assert [*states(plugin).values()] == ["left", "pinned", "left", "left"]
+    line, *_ = (it for it in caplog.messages if "start" in it)
     assert line.startswith("container training/job/main: its CPUs stay until it starts again")
     created_so = created(number=4, devices=[], env=variable, shares=1024)
     assert runtime.create(created_so).cpus == NEAR, "a container that is created is not concerned"
@@ -419,15 +421,17 @@ def test_a_missed_container_is_tried_again_as_its_last_update_left_it(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     known, plugin._service.known = plugin._service.known, None
-    requests = [created(number=number) for number in (1, 2)]
-    of_running(plugin, runtime, *requests)
-    kubelets = requests[1] + field(3, field(2, field(6, FAR)))
-    runtime.ask(("UpdateContainer", resized(requests[0], 2)), ("UpdateContainer", kubelets))
+    of_running(plugin, runtime, created())
+    runtime.ask(("UpdateContainer", resized(created(), 2)))
     plugin._service.known = known
-    runtime.ask(("StopContainer", requests[1]))
     try_again(runtime, plugin)
     assert runtime.updated() == {"container-1": BOTH}
-    assert states(plugin) == {"container-1": "pinned"}
+    plugin._service.known = None
+    of_running(plugin, runtime, created())
+    runtime.ask(("UpdateContainer", created() + field(3, field(2, field(6, FAR)))))
+    plugin._service.known = known
+    try_again(runtime, plugin)
+    assert states(plugin) == {"container-1": "kept"}, "its CPUs are kubelet's choice"
 
 
 def test_a_resize_that_could_not_be_planned_is_tried_again(
