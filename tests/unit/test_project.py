@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,16 @@ def test_a_workflow_names_actions_by_commits_and_attests_beside_no_command() -> 
             assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions), actions
             if "attestations" in job["permissions"]:
                 assert len(actions) == len(steps)
+
+
+def test_the_pictures_are_of_this_page() -> None:
+    """scripts/pictures makes them again."""
+    page = REPOSITORY / "affinityd/daemon/api/page"
+    files = (page / "page.html", *sorted(page.glob("*.css")), *sorted(page.glob("*.js")))
+    made_from = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    pictures = REPOSITORY / "docs/pictures"
+    assert (pictures / "made-from").read_text().strip() == made_from
+    for picture in pictures.glob("*.png"):
+        content = picture.read_bytes()
+        assert len(content) < 150_000
+        assert int.from_bytes(content[16:20], "big") == 1440  # pixels, of the PNG's first chunk
