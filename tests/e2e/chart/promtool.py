@@ -37,7 +37,7 @@ def alerted(alert: str, series: Series, minutes: int, summaries: Mapping[str, st
     rule = ALERTS[alert]
     alerts = [
         {
-            "exp_labels": {**json.loads(its), **rule["labels"]},
+            "exp_labels": {**rule["labels"], **json.loads(its)},
             "exp_annotations": {**rule["annotations"], "summary": summary},
         }
         for its, summary in summaries.items()

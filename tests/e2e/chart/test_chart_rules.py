@@ -52,6 +52,13 @@ def ups(down: int, nodes: int) -> Series:
     return {f"up{labels(it)}": f"{int(place >= down)}x20" for place, it in enumerate(places)}
 
 
+#: Jobs of three nodes, which each have a far mask.
+FAR_MASKS = {
+    f"affinityd_gpu_numa_mismatch{labels(instance=node, node=node, gpu='0', cause='mask')}": "1x20"
+    for node in "012"
+}
+
+
 #: Alerts of one series, which fire when it was above 0 for so many minutes.
 ABOVE_ZERO = (
     ("OrphansHoldGpu", of_gpu("affinityd_gpu_orphan_processes"), 15),
@@ -77,6 +84,7 @@ DAEMON: tuple[Case, ...] = (
     ("ManyNodes", ups(2, 3), 6, False),
     ("ManyNodes", ups(3, 10), 6, True),
     ("ManyNodes", ups(3, 10), 4, False),
+    ("ManyNodes", {**ups(0, 10), **FAR_MASKS}, 18, False),  # each has its own cause
     ("RefusesPlans", {LOCAL: "0+1x90", REFUSED: "0+3x90"}, 80, True),
     ("RefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
     ("NriIsLost", {NRI: "0x20"}, 6, True),
@@ -89,6 +97,7 @@ FAR_MEMORY, NEAR_MEMORY = (
     of_gpu("affinityd_gpu_host_memory_bytes", placement=it) for it in ("far", "near")
 )
 WAITED = of_gpu("affinityd_gpu_wait_seconds_total")
+BURST = "0+6000x5 30000x85"  #: 100 CPUs for five minutes
 AGE, EVERY = series("affinityd_scan_age_seconds"), series("affinityd_scan_interval_seconds")
 BALANCING, AUDITED = series("affinityd_numa_balancing"), of_gpu("affinityd_gpu_audited")
 LOST = of_gpu("affinityd_gpu_lost")
@@ -111,6 +120,9 @@ AUDIT: tuple[Case, ...] = (
             ("0x40", 16, False),
             ("1x3 0 1x3 0 1x3 0 1x3 0 1x3", 18, True),  # one short job after another
             ("1x5 0x40", 20, False),
+            ("1x20 0x40", 20, True),
+            ("1x20 0x40", 28, False),  # the job has ended
+            ("1x20 0x40", 33, False),
             ("0x3 1 0x3 1 0x3 1 0x3 1 0x3", 18, False),
             ("3x9 0x40", 20, False),  # processes are counted, and are no minutes
             ("1x9 _x40", 20, False),  # little is known of the time
@@ -127,9 +139,11 @@ AUDIT: tuple[Case, ...] = (
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"}, 70, True),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+90x90", FAR: "0+50x90"}, 70, False),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x20 12000x70"}, 70, False),
+    *(("RemoteCpuTimeIsHigh", {TOTAL: BURST, FAR: BURST}, minutes, False) for minutes in (22, 33)),
     ("GpuWaits", {WAITED: "0+60x90", TOTAL: "0+60x90"}, 50, True),  # half of the time
     ("GpuWaits", {WAITED: "0+60x90", TOTAL: "0+1200x90"}, 80, False),  # many threads, 5 %
     ("GpuWaits", {WAITED: "0+20x90", TOTAL: "0+20x90"}, 50, False),  # a third of a second
+    *(("GpuWaits", {TOTAL: BURST, WAITED: BURST}, minutes, False) for minutes in (22, 33)),
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e9x40"}, 31, True),
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e9x40"}, 29, False),
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e10x40"}, 31, False),
@@ -140,6 +154,8 @@ AUDIT: tuple[Case, ...] = (
     ("CannotSeeIntoGpus", {EVERY: "15x40"}, 16, True),
     ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "_ 20x40"}, 18, False),
     ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "0+60x40"}, 21, True),
+    ("CannotSeeIntoGpus", {EVERY: "600x40", AGE: "0 500x40"}, 18, False),
+    ("CannotSeeIntoGpus", {EVERY: "600x40", AGE: "0 1600x40"}, 18, True),
     ("CannotSeeIntoGpus", {AGE: "15x40"}, 16, False),
     ("GpuIsLost", {LOST: "0x9 1x20"}, 13, True),
     ("GpuIsLost", {LOST: "0x9 1x20"}, 10, False),
@@ -267,10 +283,16 @@ def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(tmp_path: Path) -> None:
 
 
 def test_an_alert_names_its_gpus_and_jobs_and_the_number_of_nodes(tmp_path: Path) -> None:
-    held = series("affinityd_job_mismatched_gpu_seconds_total", **JOB, cause="allocation")
+    held, of_pod = (
+        series("affinityd_job_mismatched_gpu_seconds_total", **job, cause="allocation")
+        for job in (JOB, OF_POD)
+    )
     far = {mismatch("allocation", gpu): f"{int(gpu < 2)}x20" for gpu in range(3)}
-    summary = "2 GPU(s) of gpu07 serve jobs that have no CPU near them: GPU 0 GPU 1, slurm 7."
-    of_jobs = {**far, held: "0+60x20", held.replace('"7"', '"8"'): "0x20"}
+    summary = (
+        "2 GPU(s) of gpu07 serve jobs that have no CPU near them: GPU 0 GPU 1, slurm 7, "
+        "kubernetes n/p."
+    )
+    of_jobs = {**far, held: "0+60x20", held.replace('"7"', '"8"'): "0x20", of_pod: "0+60x20"}
     alert = "AffinitydAllocationIsRemote"
     play(tmp_path, alerted(alert, of_jobs, 16, {json.dumps(GPU07): summary}))
     summary = (
@@ -296,8 +318,19 @@ def test_an_alert_names_its_gpus_and_jobs_and_the_number_of_nodes(tmp_path: Path
 def test_an_alert_names_its_node_else_its_address(tmp_path: Path) -> None:
     nameless = {"job": "affinityd", "instance": "10.0.0.7:9465"}
     for target, place in ((GPU07, "gpu07"), (nameless, "10.0.0.7:9465")):
-        summaries = {json.dumps(target): f"affinityd on {place} does not answer."}
+        where = json.dumps({**target, "reason": "down"})
+        summaries = {where: f"affinityd on {place} does not answer."}
         play(tmp_path, alerted("AffinitydDown", {f"up{labels(target)}": "0x20"}, 6, summaries))
+
+
+def test_a_daemon_that_restarts_has_one_reason_also_while_it_is_down(tmp_path: Path) -> None:
+    summaries = {
+        json.dumps({**GPU07, "reason": "restarts"}): (
+            "affinityd on gpu07 has restarted 5 times in 15 minutes."
+        )
+    }
+    samples = {series("up"): "1x5 0 1 0 1 0x10", START: "1 1 7 20 40 60 _ 80 _ 80 _x10"}
+    play(tmp_path, alerted("AffinitydDown", samples, 10, summaries))
 
 
 NODE = {"job": "affinityd", "node": "gpu07"}
