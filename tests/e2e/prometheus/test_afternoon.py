@@ -82,8 +82,10 @@ def running_alertmanager(folder: Path) -> Iterator[str]:
         (folder / "alertmanager.log").open("w") as log,
         subprocess.Popen(command, stderr=log) as process,
     ):
-        yield address
-        process.terminate()
+        try:
+            yield address
+        finally:
+            process.terminate()
 
 
 @dataclass(frozen=True)
@@ -190,3 +192,39 @@ def test_each_message_names_what_it_is_of(afternoon: Afternoon) -> None:
     summaries = afternoon.summaries
     assert f"On loses 2 GPU(s) are lost or hang: {names}." in summaries
     assert any(re.fullmatch(r"[3-5] of 10 nodes have AffinitydDown\.", it) for it in summaries)
+
+
+def test_only_a_daemon_that_does_not_answer_hides_what_it_said(tmp_path: Path) -> None:
+    sent = [
+        {"labels": {"alertname": f"Affinityd{alert}", "instance": instance, "node": "a", **more}}
+        for alert, instance, more in (
+            ("Down", "restarts", {"reason": "restarts"}),
+            ("OrphansHoldGpu", "restarts", {}),
+            ("Down", "dead", {"reason": "down"}),
+            ("OrphansHoldGpu", "dead", {}),
+            ("OrphansHoldGpu", "alive", {}),  # of a second daemon on the node
+        )
+    ]
+    with running_alertmanager(tmp_path) as address:
+        url = f"http://{address}/api/v2/alerts"
+        message = {"Content-Type": "application/json"}
+        post = urllib.request.Request(url, json.dumps(sent).encode(), message)
+
+        def is_sent() -> bool:
+            try:
+                with urllib.request.urlopen(post, timeout=PATIENCE):  # noqa: S310 - ours
+                    return True
+            except OSError:
+                return False
+
+        def suppressed() -> list[tuple[str, str]] | None:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+                alerts = json.load(answer)
+            if any(it["status"]["state"] == "unprocessed" for it in alerts):
+                return None
+            states = {(it["labels"]["alertname"], it["labels"]["instance"]): it for it in alerts}
+            assert len(states) == len(sent)
+            return [it for it in states if states[it]["status"]["state"] == "suppressed"]
+
+        eventually(is_sent, "it takes alerts")
+        eventually(lambda: suppressed() == [("AffinitydOrphansHoldGpu", "dead")], "it inhibits")
