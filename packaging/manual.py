@@ -15,6 +15,7 @@ from argparse_manpage.manpage import Manpage
 from affinityd import __version__, machines
 from affinityd.cli import COMMANDS, parser_of
 from affinityd.doctor.checks import CHECKS
+from affinityd.request.parameters import PARAMETERS
 
 COMPLETIONS = {
     "bash": "bash-completion/completions/affinityd",
@@ -60,8 +61,11 @@ def name_values(parser: argparse.ArgumentParser) -> None:
         placeholder = action.metavar if isinstance(action.metavar, str) else ""
         name = action.option_strings[-1] if action.option_strings else placeholder
         listed = placeholder.split("|")
+        parameter = PARAMETERS.get(name.removeprefix("--").replace("-", "_"))
         if name in WORDS:
             action.choices = WORDS[name]
+        elif parameter is not None and "enum" in parameter.schema:
+            action.choices = parameter.schema["enum"]
         elif len(listed) > 1 and placeholder.islower():
             action.choices = listed
         elif not PATHS.isdisjoint(listed):
