@@ -143,7 +143,7 @@ class Auditor:
             overlap=overlap(found),
             skipped=walk.late.total() + held.skipped,
             divided=divided(found),
-            # A tree may have ranks of a GPU whose processes are not known: none is to be moved.
+            # If a GPU's processes are not known, a tree may have its ranks: then no tree is moved.
             tree_tops={} if unknown else tree_tops(found, self._proc),
             gpu_time=self._cpu_time.gpu_time,
             used=cpu_time,

@@ -62,17 +62,17 @@ class Demo:
 
     def scan(self, topology: Topology, _: ContainerNames = NO_NAMES) -> Scan:
         """Scan once; before the first time, once for each minute of the last hour."""
+        judge = Judge(topology)
         boot = since_boot()
         if self._last is None:
             for minute in range(HOUR, 0, -1):
-                self._look(topology, boot - minute * MINUTE)
-        return self._look(topology, boot)
+                self._look(judge, boot - minute * MINUTE)
+        return self._look(judge, boot)
 
-    def _look(self, topology: Topology, boot: float) -> Scan:
-        judge = Judge(topology)
-        gpus = [gpu.key for gpu in topology.gpus]
+    def _look(self, judge: Judge, boot: float) -> Scan:
+        gpus = [gpu.key for gpu in judge.topology.gpus]
         judged = [*self._judged(judge, gpus, boot)]
-        found = with_allocations(topology, self._reserved, judged)
+        found = with_allocations(judge.topology, self._reserved, judged)
         seconds = MINUTE if self._last is None else boot - self._last
         self._last = boot
         waits = {entry["pid"]: _waits(entry, seconds) for entry in self._entries if "busy" in entry}

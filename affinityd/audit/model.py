@@ -272,4 +272,4 @@ class Scan:
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
     notices: tuple[str, ...] = ()  #: more remarks, for people
     boot: float = float("inf")  #: when it began, seconds since boot
-    demo: str | None = None  #: the machine whose recorded processes these are; None: they are real
+    demo: str | None = None  #: the name of the replayed machine; None: these processes run here

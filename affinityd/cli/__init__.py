@@ -132,10 +132,9 @@ def _command(argv: Sequence[str]) -> str:
     if not argv:
         parser.error(f"a command is missing; there are {', '.join(COMMANDS)}")
     if not name.startswith("-"):
-        import difflib  # noqa: PLC0415 - only where something is wrong
+        from affinityd.request.parameters import suggestion  # noqa: PLC0415 - as seldom
 
-        near = difflib.get_close_matches(name[:64], [*COMMANDS, "--help"], n=1)
-        hint = f"did you mean affinityd {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        hint = suggestion(name, [*COMMANDS, "--help"])
         parser.exit(2, f"affinityd: {quote(name)} is no command; {hint}\n")
     parser.parse_args(argv)
     raise AssertionError("argparse ends at --help and at anything else")
