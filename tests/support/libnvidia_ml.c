@@ -18,7 +18,6 @@
  *                                   a GPU that could be divided and is not
  *   load 37 1073741824 85899345920  nvmlDeviceGetUtilizationRates, and used and total of
  *                                   nvmlDeviceGetMemoryInfo
- *   persistence 1                   nvmlDeviceGetPersistenceMode
  *   process compute 4711 1048576    a process in nvmlDeviceGetComputeRunningProcesses of this GPU, or
  *                                   of the MIG device whose line is the last above; or in the list
  *                                   `graphics`, or `mps`. BYTES is `?` where NVML cannot tell them.
@@ -289,16 +288,6 @@ int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending)
         return NOT_SUPPORTED;
     *current = slots > 0;
     *pending = *current;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetPersistenceMode(device_t device, unsigned *mode)
-{
-    SCRIPTED(device);
-    const char *value = fact(device, "persistence");
-    if (!value)
-        return NOT_SUPPORTED;
-    *mode = (unsigned)atoi(value);
     return SUCCESS;
 }
 

@@ -25,7 +25,6 @@ class NvmlGpu:
     socket_cpus: CpuSet = frozenset()  #: the same, scope socket
     #: nvmlDeviceGetNvLinkState, RemotePciInfo: PCI bus id at the other end → links that are up
     nvlinks: Mapping[str, int] | None = None
-    persistence: bool | None = None  #: nvmlDeviceGetPersistenceMode: the driver stays loaded
     error: str | None = None  #: NVML's first complaint about this GPU: "GPU is lost"
 
 

@@ -255,9 +255,6 @@ def _facts(index: int, gpu: NvmlDevice, trusted: bool) -> NvmlGpu:
         node_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_NODE) if trusted else frozenset(),
         socket_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_SOCKET) if trusted else frozenset(),
         nvlinks=gpu.query(_nvlinks, nvml),
-        persistence=gpu.query(
-            lambda handle: nvml.nvmlDeviceGetPersistenceMode(handle) == nvml.NVML_FEATURE_ENABLED
-        ),
         error=next(iter(gpu.errors), None),
     )
 

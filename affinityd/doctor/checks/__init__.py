@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from affinityd.doctor.checks import devices, kernel, platform, slurm
+from affinityd.doctor.checks import devices, kernel, slurm
 from affinityd.doctor.checks.daemon import daemon, nri
 from affinityd.doctor.facts import (
     NOT_APPLICABLE,
@@ -41,12 +41,6 @@ CHECKS: Mapping[str, Check] = {
     "irqbalance": Check(kernel.irqbalance, "interrupts go to near CPUs, and not to those of ranks"),
     "gpu-nics": Check(devices.gpu_nics, "each GPU has an RDMA device near it", nvml=True),
     "nvml": Check(kernel.nvml, "NVML answers, for every GPU", nvml=True),
-    "persistence": Check(kernel.persistence, "the driver keeps idle GPUs initialized", nvml=True),
-    "gpu-memory": Check(devices.gpu_memory, "memory of Grace's GPUs is kept for them"),
-    "peer-to-peer": Check(
-        platform.peer_to_peer, "no ACS and no IOMMU redirects copies between devices", nvml=True
-    ),
-    "cpu-power": Check(platform.cpu_power, "CPUs near GPUs are fast after a pause"),
     "slurm-conf": Check(slurm.slurm_conf, "Slurm keeps cores near GPUs for jobs with GPUs"),
     "slurm-scripts": Check(slurm.slurm_scripts, "TaskProlog= runs the script of this version"),
     "cgroup": Check(kernel.cgroup, "cgroups can confine jobs to their CPUs"),

@@ -2,8 +2,7 @@
 
 Sources: kernel Documentation/admin-guide/sysctl/kernel.rst (numa_balancing), kernel-parameters.txt
 (isolcpus=, nohz_full=), timers/no_hz.rst, core-api/irq/irq-affinity.rst;
-ABI/testing/sysfs-devices-system-cpu (isolated), sysfs-bus-pci (msi_irqs); NVML's API reference
-(nvmlDeviceGetPersistenceMode), NVIDIA's "Driver Persistence"; irqbalance(1):
+ABI/testing/sysfs-devices-system-cpu (isolated), sysfs-bus-pci (msi_irqs); irqbalance(1):
 IRQBALANCE_BANNED_CPUS, a mask, overrides IRQBALANCE_BANNED_CPULIST, and where neither is set,
 irqbalance keeps off isolcpus= and nohz_full= (cputree.c); admin-guide/cgroup-v2.rst
 (cgroup.controllers);
@@ -119,25 +118,6 @@ def nvml(facts: NodeFacts) -> CheckResults:
     yield ok(f"NVML answers; driver {report.driver_version or 'unknown'}")
 
 
-def persistence(facts: NodeFacts) -> CheckResults:
-    """Judge whether each GPU is kept initialized while it is idle."""
-    answers = _reports(facts)
-    modes = [(gpu, nvml.persistence) for gpu, nvml in answers if nvml.persistence is not None]
-    if not modes:
-        raise NotApplicableError(
-            "NVML does not report persistence mode" if _nvidia(facts) else NO_NVIDIA
-        )
-    if off := [gpu for gpu, is_on in modes if not is_on]:
-        yield warn(
-            f"persistence mode of {named(off)} is off: each scan of the audit, and each "
-            "start of a job, waits until the driver has initialized each idle GPU again",
-            "systemctl enable --now nvidia-persistenced (if there is none: nvidia-smi -pm "
-            "1); else scan less often: --scan-interval 300",
-            off,
-        )
-    yield ok(f"persistence mode of {named(gpu for gpu, _ in modes)} is on")
-
-
 def _nvidia(facts: NodeFacts) -> list[Gpu]:
     return [gpu for gpu in facts.topology.gpus if gpu.vendor == "nvidia"]
 
@@ -249,7 +229,7 @@ def cgroup(facts: NodeFacts) -> CheckResults:
             "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
         )
     else:
-        scopes = job_scopes(facts)
+        scopes = _job_scopes(facts)
         for scope in scopes:
             if "cpuset" not in _controllers(facts.tree, scope):
                 above = scope.rpartition("/")[0]
@@ -265,7 +245,7 @@ def cgroup(facts: NodeFacts) -> CheckResults:
         yield ok(f"cgroup v2, cpuset controller enabled ({jobs})")
 
 
-def job_scopes(facts: NodeFacts) -> list[str]:
+def _job_scopes(facts: NodeFacts) -> list[str]:
     """Return the folders of cgroup v2 in which schedulers put their jobs."""
     mount = _cgroup2(facts)
     if mount is None:

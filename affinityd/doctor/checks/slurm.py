@@ -1,20 +1,17 @@
-"""Slurm and jobs with GPUs: where it lets CPU jobs run, how it names job folders, its TaskProlog.
+"""Slurm and jobs with GPUs: where it lets CPU jobs run, and its TaskProlog.
 
-Sources: slurm.conf(5) (RestrictedCoresPerGPU, TaskProlog), cgroup.conf(5) (CgroupJobIdPaths),
-scontrol(1); Slurm's src/api/job_info.c (CPU_IDs= number the threads core by core, in the order of
-Cores=).
+Sources: slurm.conf(5) (RestrictedCoresPerGPU, TaskProlog), scontrol(1); Slurm's
+src/api/job_info.c (CPU_IDs= number the threads core by core, in the order of Cores=).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from affinityd import __version__
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.doctor.checks.kernel import job_scopes
 from affinityd.doctor.facts import (
-    CheckResult,
     CheckResults,
     NodeFacts,
     NotApplicableError,
@@ -24,7 +21,7 @@ from affinityd.doctor.facts import (
     warn,
 )
 from affinityd.grouping import grouped
-from affinityd.slurm.commands import FOLDERS, LocalSlurm, ShownNode, SlurmError, find_slurm
+from affinityd.slurm.commands import FOLDERS, LocalSlurm, ShownNode, find_slurm
 from affinityd.slurm.cores import SlurmCores
 from affinityd.topology.model import Topology, cpus_of
 
@@ -38,42 +35,12 @@ def _local_slurm(facts: NodeFacts) -> LocalSlurm:
     return slurm
 
 
-BY_SLUID = re.compile(r"s[0-9A-Z]{13}")  #: a folder of a job of Slurm 26.05
-
-
 def slurm_conf(facts: NodeFacts) -> CheckResults:
-    """Judge what Slurm does by its configuration to jobs with GPUs, and to those who watch them."""
-    findings = [*_folders(facts)]
-    try:
-        slurm = _local_slurm(facts)
-        findings += _of_slurmctld(facts, slurm)
-    except (NotApplicableError, SlurmError) as why:
-        if not findings:
-            raise NotApplicableError(str(why)) from None
-    yield from findings
-    yield ok("CPU jobs and the names of job folders go together with GPUs")
-
-
-def _folders(facts: NodeFacts) -> Iterator[CheckResult]:
-    for scope in job_scopes(facts):
-        if scope.endswith("slurmstepd.scope"):
-            jobs = facts.tree.list(scope.lstrip("/"), lambda name: bool(BY_SLUID.fullmatch(name)))
-            if jobs:
-                yield warn(
-                    f"{scope} names jobs by SLUID, as {jobs[0]}: exporters that look for "
-                    "job_NUMBER there find none",
-                    "CgroupJobIdPaths=yes in cgroup.conf, from Slurm 26.05.2 on; it costs a "
-                    "restart of slurmd without jobs; nothing, if no program looks: affinityd finds "
-                    "their numbers",
-                )
-
-
-def _of_slurmctld(facts: NodeFacts, slurm: LocalSlurm) -> Iterator[CheckResult]:
+    """Judge whether Slurm keeps cores near GPUs for jobs with GPUs."""
+    slurm = _local_slurm(facts)
     topology = facts.topology
     node = slurm.nodes(slurm.node_name(topology.name))[0]
-    if node.restricts_cores:
-        return
-    jobs = cpu_jobs(slurm, topology, node)
+    jobs = {} if node.restricts_cores else cpu_jobs(slurm, topology, node)
     taken = frozenset[int]().union(*jobs.values())
     for near, gpus in grouped(topology.gpus, lambda gpu: facts.near(gpu).cpus).items():
         cores = [core for core in topology.cores if core.cpus[0] in near]
@@ -87,6 +54,7 @@ def _of_slurmctld(facts: NodeFacts, slurm: LocalSlurm) -> Iterator[CheckResult]:
                 "node's line of slurm.conf; it costs CPU jobs these cores, even if GPUs idle",
                 gpus,
             )
+    yield ok("no jobs without GPUs have most of the cores near a GPU")
 
 
 _JOB = re.compile(r"JobId=(\d+) ")

@@ -55,7 +55,7 @@ TWO_VENDORS = machine("two-vendors")
 NVML = NvmlReport(
     gpus=(
         NvmlGpu(0, "GPU-0", "0000:07:00.0", 3, "A100", ("MIG-0",), frozenset({1}), frozenset({2})),
-        NvmlGpu(1, error="GPU is lost", nvlinks={"0000:07:00.0": 4}, persistence=True),
+        NvmlGpu(1, error="GPU is lost", nvlinks={"0000:07:00.0": 4}),
     ),
     driver_version="550.54.15",
 )

@@ -72,13 +72,12 @@ def trusted(cpulist: str) -> CpuSet:
 
 
 def test_everything_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(facts: Facts) -> None:
-    full = f"{GPU}\n model NVIDIA A100\n node 48-63,176-191\n socket 0-63,128-191\n persistence 1"
+    full = f"{GPU}\n model NVIDIA A100\n node 48-63,176-191\n socket 0-63,128-191"
     node, socket = trusted("48-63,176-191"), trusted("0-63,128-191")
     named = replace(KNOWN, model="NVIDIA A100", node_cpus=node, socket_cpus=socket)
     rows = (
-        (full, replace(named, persistence=True)),
+        (full, named),
         ("pci 00010000:0F:00.0", replace(NOTHING, pci_bus_id="10000:0f:00.0")),
-        ("persistence 0", replace(NOTHING, persistence=False)),
         ("node 4000-4095,8191", replace(NOTHING, node_cpus=trusted("4000-4095,8191"))),
         # What is lacking is no fault: a GPU that supports nothing, a driver older than MIG, a GPU
         # without device file.

@@ -2,11 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from affinityd.discovery import open_tree
-from affinityd.doctor.checks.platform import redirects_p2p
 from tests.e2e.vm.inside import AFFINITYD, Document, bring, output, stage
 from tests.e2e.vm.warm import serving
 from tests.support.daemons import Daemon, eventually
@@ -29,7 +26,7 @@ MOMENTS: dict[str, tuple[Sequence[int], bool, list[str], list[str], str]] = {
 
 def main() -> Document:
     machine = dict(json.loads(output(*AFFINITYD, "topology", "--format", "json")))
-    report: Document = {"machine": machine, "numactl": output("numactl", "-H"), "acs": acs()}
+    report: Document = {"machine": machine, "numactl": output("numactl", "-H")}
     stage("the daemon starts")
     daemon = serving()
     stage("CPUs come and go")
@@ -37,27 +34,6 @@ def main() -> Document:
     report["every"] = daemon.plan(EVERY)
     daemon.stop()
     return report
-
-
-def acs() -> list[bool | None]:
-    """Return whether a root port redirects what devices copy: as booted, and told to."""
-    ports = (it for it in Path("/sys/bus/pci/devices").iterdir() if is_bridge(it))
-    config, tree = min(ports) / "config", open_tree("/")
-    judged = [redirects_p2p(tree, config.parent.name)]
-    data = config.read_bytes()
-    (at,) = (it for it in range(0x100, len(data), 4) if data[it : it + 3] in HEADERS)
-    with config.open("r+b", buffering=0) as file:
-        file.seek(at + 6)
-        file.write(b"\x0c\0")
-    return [*judged, redirects_p2p(tree, config.parent.name)]
-
-
-#: An ACS capability begins so: its number, its version, and a part of the next one's place.
-HEADERS = [bytes((0x0D, 0, 1 | place << 4)) for place in range(0, 16, 4)]
-
-
-def is_bridge(device: Path) -> bool:
-    return (device / "class").read_text().startswith("0x0604")
 
 
 def moment(daemon: Daemon, name: str) -> dict[str, Any]:

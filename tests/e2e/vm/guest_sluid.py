@@ -57,7 +57,6 @@ def judged(cluster: Slurm, pids: Sequence[int]) -> Document:
         "number": number,
         "cgroups": [Path(f"/proc/{pid}/cgroup").read_text() for pid in pids],
         "audit": affinityd("audit", "--json"),
-        "doctor": affinityd("doctor", "--json", "slurm-conf"),
     }
     stage("a daemon scans")
     daemon = serving("--scan-interval", "1")

@@ -18,10 +18,6 @@ def of_ranks(planned: Document, *keys: str) -> list[Any]:
 # The machine. That cores, packages and caches are hwloc's is held by tests/e2e/lstopo.
 
 
-def test_acs_of_a_bridge_is_read_from_its_register(seen: Document) -> None:
-    assert seen["acs"] == [False, True]
-
-
 def test_the_machine_is_the_one_that_was_built(seen: Document) -> None:
     """One of its CPUs is offline since it booted."""
     topology = seen["machine"]

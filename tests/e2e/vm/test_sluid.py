@@ -37,12 +37,3 @@ def test_what_an_ended_job_has_left_is_an_orphan(seen: Document, setting: str) -
     why = f"Slurm job {name} has ended: it has no slurmstepd any more"
     orphans = {it["pid"]: it["orphan"] for it in its["left"]}
     assert orphans == dict.fromkeys(its["pids"], why)
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_doctor_names_folders_by_sluid_and_the_setting(seen: Document, setting: str) -> None:
-    (check,) = json.loads(seen[setting]["doctor"]["stdout"])["checks"]
-    is_named = f"as {folder(seen[setting])}:" in check["found"]
-    assert is_named == (setting == BY_SLUID)
-    assert check["status"] == ("warn" if is_named else "n/a")
-    assert ("CgroupJobIdPaths=yes" in (check["remedy"] or "")) == is_named

@@ -239,7 +239,6 @@ A100 = NvmlGpu(
     node_cpus=parse_list("48-63,176-191"),
     socket_cpus=parse_list("0-63,128-191"),
     nvlinks={"0000:c8:00.0": 12},
-    persistence=True,
 )
 
 

@@ -161,10 +161,6 @@ def test_interrupts_and_irqbalance(
 SAID = nvml_report(TWO)
 FIRST, SECOND = SAID.gpus or ()
 LOST = replace(SAID, gpus=(replace(FIRST, error="GPU is lost"), SECOND))
-ON = replace(SAID, gpus=(replace(FIRST, persistence=True), replace(SECOND, persistence=True)))
-OFF = replace(SAID, gpus=(replace(FIRST, persistence=False), replace(SECOND, persistence=False)))
-FIRST_OFF = replace(SAID, gpus=(replace(FIRST, persistence=False), SECOND))
-UNKNOWN_MODE = "n/a: NVML does not report persistence mode"
 
 
 def silent(error: str, remedy: str | None = None) -> NvmlReport:
@@ -172,28 +168,19 @@ def silent(error: str, remedy: str | None = None) -> NvmlReport:
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "expected"),
+    ("said", "expected"),
     [
-        ("nvml", SAID, "ok: NVML answers; driver 570.00"),
-        ("nvml", None, "n/a: NVML was not asked"),
-        ("nvml", silent("It is old"), "warn 0-1: It is old: plans are made from sysfs → modprobe"),
-        (
-            "nvml",
-            silent("No library", INIT_REMEDIES[12]),
-            "warn 0-1: No library: plans → libnvidia",
-        ),
-        ("nvml", LOST, f"fail 0: GPU 0 ({GPU_0}): NVML says GPU is lost → NVRM: Xid"),
-        ("persistence", ON, "ok: persistence mode of GPUs 0-1 is on"),
-        ("persistence", OFF, "warn 0-1: of GPUs 0-1 is off → enable --now nvidia-persistenced"),
-        ("persistence", FIRST_OFF, "warn 0: mode of GPU 0 is off → nvidia-smi -pm 1"),
-        ("persistence", SAID, UNKNOWN_MODE),
-        ("persistence", silent("NVML did not start"), UNKNOWN_MODE),
+        (SAID, "ok: NVML answers; driver 570.00"),
+        (None, "n/a: NVML was not asked"),
+        (silent("It is old"), "warn 0-1: It is old: plans are made from sysfs → modprobe"),
+        (silent("No library", INIT_REMEDIES[12]), "warn 0-1: No library: plans → libnvidia"),
+        (LOST, f"fail 0: GPU 0 ({GPU_0}): NVML says GPU is lost → NVRM: Xid"),
     ],
 )
-def test_nvml_and_persistence_mode(
-    tmp_path: Path, name: str, said: NvmlReport | None, expected: str
+def test_an_nvml_that_fails_is_found(
+    tmp_path: Path, said: NvmlReport | None, expected: str
 ) -> None:
-    check(name, facts_of(tmp_path, TWO, nvml=said), expected)
+    check("nvml", facts_of(tmp_path, TWO, nvml=said), expected)
 
 
 HELD = "NVML calls are on hold, until /run/affinityd/hold is removed"

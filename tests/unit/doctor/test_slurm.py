@@ -10,17 +10,13 @@ from tests.support.doctor_facts import TWO, Files, check, facts_of
 from tests.support.machines.by_hand import made
 from tests.support.paths import REPOSITORY
 from tests.support.recorded_slurm import RecordedSlurm, recorded_slurm
-from tests.unit.doctor.test_checks import V2, live
+from tests.unit.doctor.test_checks import live
 
-SCOPE = "sys/fs/cgroup/system.slice/slurmstepd.scope"
-SLUIDS = {"proc/self/mountinfo": V2, f"{SCOPE}/sEKNKTV3WPV500/cgroup.procs": ""}
-BY_NUMBER = {"proc/self/mountinfo": V2, f"{SCOPE}/job_7/cgroup.procs": ""}
-NAMES_BY_SLUID = f"warn: /{SCOPE} names jobs by SLUID, as sEKNKTV3WPV500 → CgroupJobIdPaths=yes"
 PACKAGES = {0: "0-3", 1: "4-7"}
 NODE = made(PACKAGES, gpus=[0, 1], packages=PACKAGES)
 #: Four GPUs, two on each of two packages.
 FOUR = replace(NODE, gpus=tuple(replace(NODE.gpus[it // 2], index=it, minor=it) for it in range(4)))
-FITS = "ok: CPU jobs and the names of job folders"
+FITS = "ok: no jobs without GPUs have most"
 RESTRICTED = "RestrictedCoresPerGPU=2(0-7)"
 
 
@@ -54,17 +50,6 @@ def called_gpu07(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedSlu
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     slurm.is_called("gpu07")
     return slurm
-
-
-def test_job_folders_by_sluid_are_named_even_if_slurm_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    check("slurm-conf", facts_of(tmp_path / "captured", TWO, SLUIDS), NAMES_BY_SLUID)
-    check("slurm-conf", facts_of(tmp_path / "old", TWO, BY_NUMBER), "n/a: has no slurmd")
-    called_gpu07(tmp_path, monkeypatch)  # it shows no node
-    check("slurm-conf", live(facts_of(tmp_path / "live", TWO, SLUIDS)), NAMES_BY_SLUID)
-    check("slurm-conf", live(facts_of(tmp_path / "none", TWO, {})), "n/a: Node not found")
 
 
 OURS = (REPOSITORY / "slurm/task_prolog.sh").read_text()
