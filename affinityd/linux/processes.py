@@ -145,12 +145,6 @@ def children_of(pid: int, proc: str = PROC, tids: Iterable[int | str] = ()) -> l
     return children
 
 
-def ended_children_seconds(pid: int, proc: str = PROC) -> float:
-    """Return the CPU seconds of the children that a process has waited for: proc_pid_stat(5)."""
-    stat = stat_of(pid, proc)
-    return stat.children_ticks / os.sysconf("SC_CLK_TCK") if stat else 0.0
-
-
 def since_boot() -> float:
     """Return the seconds since boot, with those of sleep, as in the start times of `stat`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

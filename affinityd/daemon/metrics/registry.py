@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter as Count
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from types import MappingProxyType
 
 from prometheus_client import (
@@ -30,7 +27,7 @@ from affinityd.daemon.metrics import (
 )
 from affinityd.daemon.state.scans import METRICS, ScanResult
 from affinityd.daemon.state.topology_watcher import KnownNode
-from affinityd.linux.processes import children_of, ended_children_seconds, since_boot
+from affinityd.linux.processes import since_boot
 from affinityd.text import one_line
 from affinityd.topology.model import Gpu, Node
 from affinityd.topology.rdma import nics_of_gpus
@@ -105,9 +102,6 @@ OLD_SECONDS = 300.0
 #: The HTTP statuses of plans that are refused: the errors of `affinityd.errors`.
 REFUSALS = ("404", "409", "422", "503")
 
-CPU_SECONDS = "process_cpu_seconds"
-ADDED = (CPU_SECONDS, "process_resident_memory_bytes", "process_open_fds")
-
 #: The start of each series is of no use here, and would double a scrape.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -119,32 +113,6 @@ def _nics(node: Node) -> list[tuple[tuple[str, ...], int]]:
         for gpu in node.topology.gpus
         for near in nics[gpu.key].best()
     ]
-
-
-class _Processes:
-    """The usual process_* metrics; those that add up are of the daemon and its children."""
-
-    def __init__(self) -> None:
-        self._of_daemon = ProcessCollector(registry=None)  # once: its start is no later clock's
-        self._cpu_seconds = 0.0  # the most so far: a child may be counted twice as it ends
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield them: proc(5). The CPU time of children that have ended counts, too."""
-        added: defaultdict[str, float] = defaultdict(float)
-        for pid in children_of(os.getpid()):
-            for metric in ProcessCollector(pid=partial(str, pid), registry=None).collect():
-                for sample in metric.samples:
-                    added[sample.name] += sample.value
-            added["process_cpu_seconds_total"] += ended_children_seconds(pid)
-        added["process_cpu_seconds_total"] += ended_children_seconds(os.getpid())
-        for metric in self._of_daemon.collect():
-            (sample,) = metric.samples
-            if metric.name in ADDED:
-                value = sample.value + added[sample.name]
-                if metric.name == CPU_SECONDS:
-                    value = self._cpu_seconds = max(value, self._cpu_seconds)
-                metric.samples = [sample._replace(value=value)]
-            yield metric
 
 
 class Metrics:
@@ -217,7 +185,7 @@ class Metrics:
             build["demo"] = demo
         Info("affinityd_build", "The daemon's version.", registry=registry).info(build)
         registry.register(self)
-        registry.register(_Processes())
+        ProcessCollector(registry=registry)
 
     @property
     def scan_age(self) -> float | None:

@@ -1,20 +1,14 @@
 """The metrics of a scan: GPUs, and jobs with rows of their own."""
 
 import re
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from subprocess import PIPE, Popen
 
 import pytest
-from prometheus_client import ProcessCollector
-
 from affinityd import errors
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, Job, Scan
 from affinityd.cli.commands.serve import counting
-from affinityd.daemon.metrics import registry
 from affinityd.daemon.metrics.audit import ENDED_JOBS_KEPT, OTHERS, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import KnownNode
@@ -199,39 +193,6 @@ def test_metrics_of_a_gpu_have_its_labels_and_no_pid_or_process_name() -> None:
     of_gpu = {"vendor", "gpu", "uuid", "pci_bus_id"}
     of_plans = {"mode", "result", "locality", "client"}
     assert found == {*of_gpu, *of_plans, "cause", "placement", "version", "le"}
-
-
-def test_the_cpu_time_of_children_counts_while_they_run_and_afterwards() -> None:
-    def seconds() -> float:
-        lines = (line.split() for line in told(Metrics(KnownNode(), lambda: None)))
-        return next(float(line[1]) for line in lines if line[0] == "process_cpu_seconds_total")
-
-    burn = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
-    before = seconds() - time.process_time()
-    with Popen([sys.executable, "-c", burn], stdin=PIPE, stdout=PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        while_it_runs = seconds() - time.process_time()
-        child.communicate(b"\n")
-    assert while_it_runs - before >= 0.4
-    assert seconds() - time.process_time() - before >= 0.4
-
-
-def test_cpu_time_never_goes_down_and_the_start_follows_no_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    metrics, ended = Metrics(KnownNode(), lambda: None), [100.0]
-
-    def of_process(name: str) -> float:
-        lines = (line.split() for line in told(metrics))
-        return next(float(line[1]) for line in lines if line[0] == f"process_{name}")
-
-    monkeypatch.setattr(registry, "ended_children_seconds", lambda _pid: ended[0])
-    seconds, start = of_process("cpu_seconds_total"), of_process("start_time_seconds")
-    ended[0] = 0.0  # it was counted twice
-    monkeypatch.setattr(ProcessCollector, "_boot_time", lambda _self: 1.0)
-    assert of_process("cpu_seconds_total") >= seconds
-    assert of_process("start_time_seconds") == start
 
 
 def test_failure_counters_begin_at_0() -> None:
