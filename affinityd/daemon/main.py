@@ -8,9 +8,8 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import uvloop
 
@@ -39,13 +38,10 @@ def run(
     settings: Settings,
     machine: TopologySource,
     scans: ScanChild | None,
-    *,
-    nvml_failures: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Serve a machine until SIGTERM or SIGINT. Raises ListenError if that is not possible.
+    """Serve a machine until SIGTERM or SIGINT.
 
-    `nvml_failures`: how often NVML did not answer, by query. Raises SystemExit for a
-    fatal error, once it is logged.
+    Raises ListenError where it cannot listen; SystemExit for a fatal error, once it is logged.
     """
     with log_on_stdout(settings.log_format):
         # With Python's own 5 ms each event of the loop would wait that long for other threads. And
@@ -56,7 +52,7 @@ def run(
         raise_file_limit()
         try:
             with listening(settings) as listeners:
-                uvloop.run(_serve(settings, machine, scans, listeners, nvml_failures))
+                uvloop.run(_serve(settings, machine, scans, listeners))
         except FatalError as error:
             log.critical("%s: the daemon exits, to be restarted", error)
             sys.exit(error.exit_code)
@@ -72,7 +68,6 @@ async def _serve(
     machine: TopologySource,
     scans: ScanChild | None,
     listeners: Listeners,
-    nvml_failures: Mapping[str, int],
 ) -> None:
     if scans is None:
         settings = replace(settings, scan_interval=None)
@@ -85,7 +80,6 @@ async def _serve(
         watcher,
         last_scan,
         scan_interval=settings.scan_interval,
-        nvml_failures=nvml_failures,
         demo=settings.machine if settings.machine == BUSY else None,
     )
     callers = Callers(replayed=settings.replays)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -37,10 +37,8 @@ class Scanning:
         self,
         settings: Settings,
         scan: Callable[[Topology, ContainerNames], Scan],
-        counts: Mapping[str, int],
     ) -> None:
-        """Take the settings, the scan, and the counts of failures for the daemon's metrics."""
-        self._counts = counts
+        """Take the settings and the scan."""
         self._scan = scan
         self._log = AuditLog()
         self._jobs = JobSeries(settings.job_series)
@@ -61,7 +59,7 @@ class Scanning:
         self._gpus = counts.gpus
         self._last = topology, whole
         texts[METRICS] = generate_latest(self)
-        return ScanResult(scan.boot, texts, self._counts)
+        return ScanResult(scan.boot, texts)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last scan."""

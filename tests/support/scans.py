@@ -65,5 +65,5 @@ def audit(*processes: AuditedProcess, **changes: Any) -> Audit:  # noqa: ANN401 
 def scanned(*audits: Audit, **settings: Any) -> tuple[Scanning, list[ScanResult]]:  # noqa: ANN401
     """Return the object that made these scans, and the results; `settings`: of the daemon."""
     scans = iter(audits)
-    scanning = Scanning(Settings(**settings), lambda *_: next(scans).scan, {})
+    scanning = Scanning(Settings(**settings), lambda *_: next(scans).scan)
     return scanning, [scanning.scan(topology) for topology, _ in audits]

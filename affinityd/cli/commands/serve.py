@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -15,8 +14,7 @@ from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import removed, settings
 from affinityd.daemon.state.scans import Scan, ScanChild, serve_scans
 from affinityd.discovery.machine import Machine
-from affinityd.discovery.nvml import R
-from affinityd.discovery.nvml.query import query_gpus, query_processes
+from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import InvalidRequestError
 from affinityd.machines import BUSY
 
@@ -34,9 +32,6 @@ FIRST_SETTINGS = {
     "nri",
     "log_format",
 }
-#: The purpose of a call of NVML.
-TOPOLOGY = "topology"
-PROCESSES = "processes"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -53,14 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = replace(load_settings(arguments), switch=config.chosen_switch())
     if chosen.machine == BUSY:
         chosen = of_demo(chosen, arguments)
-    failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
     has_processes = chosen.machine == BUSY or not chosen.replays
     is_scanning = chosen.scan_interval is not None and has_processes
-    scans = ScanChild(partial(_scan, chosen), failures) if is_scanning else None
-    machine = Machine(chosen, counting(failures, TOPOLOGY, query_gpus))
+    scans = ScanChild(partial(_scan, chosen)) if is_scanning else None
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
-    main.run(chosen, machine, scans, nvml_failures=failures)
+    main.run(chosen, Machine(chosen), scans)
     return 0
 
 
@@ -92,23 +85,8 @@ def _scanning(chosen: settings.Settings) -> Scan:
     from affinityd.cli.commands.audit import auditor_by  # noqa: PLC0415 - in its process
     from affinityd.daemon.scanning import Scanning  # noqa: PLC0415 - in its process
 
-    failures = {PROCESSES: 0}
     if chosen.machine == BUSY:
         from affinityd.audit.demo import Demo  # noqa: PLC0415 - in its process
 
-        return Scanning(chosen, Demo(BUSY, chosen.reserved_cpus).scan, failures).scan
-    query = counting(failures, PROCESSES, query_processes)
-    return Scanning(chosen, auditor_by(chosen, query, chosen.reserved_cpus).scan, failures).scan
-
-
-def counting(
-    failures: dict[str, int], question: str, ask: Callable[[float], R]
-) -> Callable[[float], R]:
-    """Return a function like `ask` that counts each report without an answer."""
-
-    def asking(timeout: float) -> R:
-        report = ask(timeout)
-        failures[question] += report.gpus is None
-        return report
-
-    return asking
+        return Scanning(chosen, Demo(BUSY, chosen.reserved_cpus).scan).scan
+    return Scanning(chosen, auditor_by(chosen, query_processes, chosen.reserved_cpus).scan).scan

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Count
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -78,12 +77,6 @@ NIC_FAMILIES: tuple[MetricFamily[int], ...] = (
 #: Of the daemon itself. A scan that hangs shows only by its age.
 DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     MetricFamily(
-        "affinityd_nvml_failures_total",
-        "Queries that NVML did not answer, by question: topology or processes.",
-        lambda metrics: metrics.nvml_failures,
-        "question",
-    ),
-    MetricFamily(
         "affinityd_scan_interval_seconds",
         "How often the processes are scanned.",
         lambda metrics: metrics.scan_interval,
@@ -125,15 +118,12 @@ class Metrics:
         *,
         scan_interval: float | None = None,
         demo: str | None = None,
-        nvml_failures: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Take the sources of the node and of the last scan, read at each scrape.
 
         `scan_interval`: seconds between two scans; None: there are none. `demo`: the
-        machine whose processes are made up. `nvml_failures`: how often
-        NVML did not answer, by query.
+        machine whose processes are made up.
         """
-        self.nvml_failures: Mapping[str, int] = nvml_failures
         self.scan_interval: float | None = scan_interval
         self.last_scan = last_scan
         self._machine = machine

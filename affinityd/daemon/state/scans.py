@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from gzip import compress
 from multiprocessing.connection import Connection, Pipe
-from threading import Timer
 from typing import TYPE_CHECKING
 
 from affinityd.daemon.state.background import FailureLog, in_background
@@ -47,7 +46,6 @@ class ScanResult:
 
     boot: float  #: when the scan began, seconds since boot
     texts: Mapping[str, bytes]
-    counts: Mapping[str, int]  #: of failures since the start, by their name
     _compressed: dict[str, bytes] = field(default_factory=dict)
 
     def document(self, name: str, *, as_gzip: bool = False) -> bytes:
@@ -65,14 +63,10 @@ Scan = Callable[["Topology", "ContainerNames"], ScanResult]
 class ScanChild:
     """The child, and the result of its last scan; one thread at a time may ask for a scan."""
 
-    def __init__(self, work: Callable[[Connection], None], counts: dict[str, int]) -> None:
-        """Fork the child, which does `work` until the pipe is closed.
-
-        `counts` receives its counts of failures.
-        """
+    def __init__(self, work: Callable[[Connection], None]) -> None:
+        """Fork the child, which does `work` until the pipe is closed."""
         self.last: ScanResult | None = None
         self._pipe, pipe = Pipe()
-        self._counts = counts
         self._sent: Topology | None = None
         daemon = os.getpid()
         self._pid = os.fork()
@@ -86,6 +80,7 @@ class ScanChild:
                     os.nice(NICENESS)
                 for number in (signal.SIGINT, signal.SIGTERM):  # the daemon takes them, ends first
                     signal.signal(number, signal.SIG_IGN)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 with suppress(OSError, EOFError):  # the daemon has ended
                     work(pipe)
             finally:
@@ -95,30 +90,21 @@ class ScanChild:
     def scan(self, topology: Topology, containers: ContainerNames) -> bool:
         """Have it scan; `containers` are those known by name. Return whether it could.
 
-        Raises FatalError for a child that has ended or hangs: it is killed after HUNG_SECONDS, also
-        where it has begun to answer.
+        Raises FatalError where it has ended: one that hangs ends itself.
         """
-        limit = Timer(HUNG_SECONDS, os.kill, (self._pid, signal.SIGKILL))
-        limit.daemon = True
         try:
-            limit.start()
             self._pipe.send((None if topology is self._sent else topology, dict(containers)))
             head = json.loads(self._pipe.recv_bytes())
             texts = {name: self._pipe.recv_bytes() for name in head["texts"]} if head else {}
-        except RuntimeError:  # no thread can be started
-            return False
         except (OSError, EOFError):
-            has_hung = limit.finished.is_set()
-            end = f"a scan of the processes has hung for {HUNG_SECONDS:g} s"
-            raise FatalError(
-                end if has_hung else "the process that scans the processes has ended"
-            ) from None
-        finally:
-            limit.cancel()
+            _, status = os.waitpid(self._pid, 0)
+            end = "the process that scans the processes has ended"
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+                end = f"a scan of the processes has hung for {HUNG_SECONDS:g} s"
+            raise FatalError(end) from None
         self._sent = topology
         if head:
-            self._counts.update(head["counts"])
-            self.last = ScanResult(head["boot"], texts, head["counts"])
+            self.last = ScanResult(head["boot"], texts)
         return head is not None
 
 
@@ -156,12 +142,14 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
         if changed is not None:  # as it is at the first scan
             topology = changed
         result = None
+        signal.setitimer(signal.ITIMER_REAL, HUNG_SECONDS)  # which ends the child
         with failures.logged():
             scan = scan or make()
             result = scan(topology, containers)
         if result is None:
             pipe.send_bytes(b"null")
-            continue
-        head = {"boot": result.boot, "counts": dict(result.counts), "texts": list(result.texts)}
-        for part in (json.dumps(head).encode(), *result.texts.values()):
-            pipe.send_bytes(part)
+        else:
+            head = {"boot": result.boot, "texts": list(result.texts)}
+            for part in (json.dumps(head).encode(), *result.texts.values()):
+                pipe.send_bytes(part)
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -74,8 +74,6 @@ def test_a_daemon_says_why_nvml_fails(node: LiveNode) -> None:
         eventually(lambda: "version mismatch" in daemon.log.read_text().lower(), "it says why")
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
         scraped = daemon.get("/metrics").text.splitlines()
-        assert 'affinityd_nvml_failures_total{question="topology"} 1.0' in scraped
-        assert 'affinityd_nvml_failures_total{question="processes"} 1.0' in scraped
         assert "affinityd_scan_failures_total 0.0" in scraped
 
 

@@ -2,12 +2,11 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,10 +20,8 @@ from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.scanning import Scanning
 from affinityd.daemon.state import scans as module
 from affinityd.daemon.state.scans import METRICS, ScanChild, ScanResult, serve_scans
-from affinityd.daemon.state.scans import Scan as ScanFunction
 from affinityd.errors import FatalError
 from affinityd.linux.processes import exists
-from tests.support.children import children_of
 from tests.support.daemons import eventually
 from tests.support.scans import MACHINE, process, scan
 
@@ -32,22 +29,15 @@ FOUND = scan(*(process(pid, threads=3) for pid in range(100, 105)))
 
 
 @contextmanager
-def child_with(make: Callable[[], ScanFunction]) -> Iterator[tuple[ScanChild, int, dict[str, int]]]:
-    """Run a child until the daemon would end; yield it, its pid, and the daemon's counts."""
-    counts, before = {"processes": 0, "topology": 2}, {*children_of(os.getpid())}
-    child = ScanChild(partial(serve_scans, make=make), counts)
-    (pid,) = {*children_of(os.getpid())} - before
+def scanning(work: Callable[..., Scan]) -> Iterator[ScanChild]:
+    """Run a child until the daemon would end."""
+    child = ScanChild(partial(serve_scans, make=lambda: Scanning(Settings(), work).scan))
     try:
-        yield child, pid, counts
+        yield child
     finally:
         child._pipe.close()  # as the end of the daemon does
-        os.waitpid(pid, 0)
-
-
-@contextmanager
-def scanning(work: Callable[..., Scan], jobs: int = 0) -> Iterator[tuple[ScanChild, int]]:
-    with child_with(lambda: Scanning(Settings(job_series=jobs), work, {}).scan) as (child, pid, _):
-        yield child, pid
+        with suppress(ChildProcessError):
+            os.waitpid(child._pid, 0)
 
 
 def scanned(child: ScanChild) -> ScanResult:
@@ -60,21 +50,14 @@ def document(result: ScanResult, reader: str) -> dict[str, Any]:
     return json.loads(result.document(reader))  # type: ignore[no-any-return]
 
 
-def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
-    failures = {"processes": 0}
-
-    def found(*_: object) -> Scan:
-        failures["processes"] += 1
-        return FOUND
-
-    with child_with(lambda: Scanning(Settings(), found, failures).scan) as (child, _, counts):
+def test_metrics_and_documents_of_a_scan_come_back() -> None:
+    with scanning(lambda *_: FOUND) as child:
         results = [scanned(child), scanned(child)]
         assert [it.boot for it in results] == [FOUND.boot] * 2
         assert b"affinityd_gpu_processes" in results[0].texts[METRICS]
         pids = [it["pid"] for it in document(results[0], ALL)["processes"]]
         assert pids == [100, 101, 102, 103, 104]
         assert "processes" not in document(results[0], COUNTS)
-        assert counts == {"processes": 2, "topology": 2}
 
 
 def test_a_failed_scan_is_a_line_with_its_traceback_and_the_next_one_is_made(
@@ -89,9 +72,9 @@ def test_a_failed_scan_is_a_line_with_its_traceback_and_the_next_one_is_made(
 
     def work(pipe: Connection) -> None:
         with log_on_stdout("json"):
-            serve_scans(pipe, lambda: Scanning(Settings(), fails_once, {}).scan)
+            serve_scans(pipe, lambda: Scanning(Settings(), fails_once).scan)
 
-    child = ScanChild(work, {})
+    child = ScanChild(work)
     assert not child.scan(MACHINE, {})
     assert child.last is None
     assert scanned(child).boot == FOUND.boot
@@ -103,35 +86,18 @@ def test_a_failed_scan_is_a_line_with_its_traceback_and_the_next_one_is_made(
 
 
 def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
-    with scanning(lambda *_: os._exit(1)) as (child, _):
-        for _ in range(2):
-            with pytest.raises(FatalError, match=r"\Athe process that scans .* has ended\Z"):
-                child.scan(MACHINE, {})
+    ends = scanning(lambda *_: os._exit(1))
+    with ends as child, pytest.raises(FatalError, match=r"\Athe process that scans .* has ended\Z"):
+        child.scan(MACHINE, {})
 
 
 def test_a_child_that_hangs_is_killed_and_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HUNG_SECONDS", 0.1)
     with (
-        scanning(lambda *_: time.sleep(600)) as (child, _),  # type: ignore[arg-type]
+        scanning(lambda *_: time.sleep(600)) as child,  # type: ignore[arg-type]
         pytest.raises(FatalError, match=r"\Aa scan of the processes has hung for 0\.1 s\Z"),
     ):
         child.scan(MACHINE, {})
-
-
-def test_a_child_that_stops_within_its_answer_is_killed_and_fatal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "HUNG_SECONDS", 0.1)
-
-    def stop(pipe: Connection) -> None:
-        pipe.recv()
-        pipe.send_bytes(json.dumps({"boot": 0.0, "counts": {}, "texts": ["all"]}).encode())
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    child = ScanChild(stop, {})
-    with pytest.raises(FatalError, match="has hung"):
-        child.scan(MACHINE, {})
-    os.waitpid(child._pid, 0)
 
 
 HANGING = """
@@ -142,7 +108,7 @@ def hang(_):
     os.write(1, f"{os.getpid()}\\n".encode())
     time.sleep(600)
 
-ScanChild(hang, {}).scan(None, {})
+ScanChild(hang).scan(None, {})
 """
 
 

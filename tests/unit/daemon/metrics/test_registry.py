@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+
 from affinityd import errors
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, Job, Scan
-from affinityd.cli.commands.serve import counting
 from affinityd.daemon.metrics.audit import ENDED_JOBS_KEPT, OTHERS, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import KnownNode
-from affinityd.discovery.nvml import NvmlReport
 from affinityd.linux.processes import since_boot
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Node
@@ -193,22 +192,6 @@ def test_metrics_of_a_gpu_have_its_labels_and_no_pid_or_process_name() -> None:
     of_gpu = {"vendor", "gpu", "uuid", "pci_bus_id"}
     of_plans = {"mode", "result", "locality", "client"}
     assert found == {*of_gpu, *of_plans, "cause", "placement", "version", "le"}
-
-
-def test_failure_counters_begin_at_0() -> None:
-    unanswered = dict.fromkeys(("topology", "processes"), 0)
-    metrics = Metrics(KnownNode(), lambda: None, scan_interval=15, nvml_failures=unanswered)
-
-    def counted() -> list[dict[str, float]]:
-        names = ("nvml_failures_total", "scan_failures_total")
-        return [samples(told(metrics), name) for name in names]
-
-    assert counted() == [{"topology": 0, "processes": 0}, {"": 0}]
-    report = NvmlReport(None, error="it hangs")
-    assert counting(unanswered, "topology", lambda _: report)(1.0) is report
-    counting(unanswered, "processes", lambda _: NvmlReport(()))(1.0)
-    metrics.failed_scans.inc()
-    assert counted() == [{"topology": 1, "processes": 0}, {"": 1}]
 
 
 def test_jobs_have_metrics_up_to_the_limit() -> None:
