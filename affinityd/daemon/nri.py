@@ -48,7 +48,6 @@ from affinityd.kubernetes.nri.choices import Choices, Rules, choices_of, is_chos
 from affinityd.kubernetes.nri.messages import Container, Pod
 from affinityd.kubernetes.pods import devices
 from affinityd.linux.cgroup import cpuset_at
-from affinityd.linux.protobuf import read, text
 from affinityd.topology.model import Topology
 
 log = logging.getLogger(__name__)
@@ -61,7 +60,6 @@ SYNCHRONIZE_SECONDS = 1.0  #: for the containers that run; those that are left a
 ATTEMPTS_SECONDS = 0.2  #: for those that are tried again, while the runtime may ask for others
 
 CONNECTED = "1 while a container runtime knows the NRI plugin, else 0."
-INFO = "1, by the container runtime that asked last, and the namespaces that are listed."
 REQUESTS = (
     "Containers that the runtime told of at their creation, or resize, by outcome and by the "
     "locality of their CPUs."
@@ -128,7 +126,6 @@ class NriPlugin:
         )
         self.outcomes: Counter[tuple[str, str]] = Counter()  #: by outcome and locality
         self.is_known = False  #: to the runtime
-        self.runtime = ""  #: its name and version
         self._containers: dict[str, Known] = {}  # by id
         self._listed: list[tuple[Pod, Container]] = []  # by a Synchronize that goes on
         self._resources: Sequence[ContainerResources] | None = None  # by kubelet, for this request
@@ -165,9 +162,6 @@ class NriPlugin:
     def metrics(self) -> Iterator[Metric]:
         """Yield its metrics."""
         yield GaugeMetricFamily("affinityd_nri_connected", CONNECTED, int(self.is_known))
-        info = GaugeMetricFamily("affinityd_nri_info", INFO, labels=("runtime", "namespaces"))
-        info.add_metric([self.runtime, ",".join(sorted(self._rules.namespaces))], 1)
-        yield info
         labels = ("outcome", "locality")
         requests = CounterMetricFamily("affinityd_nri_requests_total", REQUESTS, labels=labels)
         containers = GaugeMetricFamily(
@@ -185,7 +179,7 @@ class NriPlugin:
     def _run(self) -> None:
         pause = 0.0
         answers = {
-            "Configure": self._configure,
+            "Configure": lambda _request: session.SUBSCRIPTION,
             "CreateContainer": self._create_container,
             "UpdateContainer": self._update_container,
             "StopContainer": self._stop_container,
@@ -214,11 +208,6 @@ class NriPlugin:
             for container in [id_ for id_, known in self._containers.items() if known.is_missed]:
                 del self._containers[container]  # the runtime tells of them again
             time.sleep(pause)
-
-    def _configure(self, request: bytes) -> bytes:
-        """Return a ConfigureResponse; the request names the runtime and its version."""
-        self.runtime = f"{text(read(request), 2)} {text(read(request), 3)}".strip()
-        return session.SUBSCRIPTION
 
     def _create_container(self, request: bytes) -> bytes:
         """Return a CreateContainerResponse."""

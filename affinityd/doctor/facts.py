@@ -11,7 +11,6 @@ from affinityd.cpuset import CpuSet, several
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.tree import Tree
 from affinityd.linux.cgroup import Mount, parse_mounts
-from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
 
@@ -93,8 +92,6 @@ class DaemonFacts:
     error: str | None = None
     pid: int | None = None  #: SO_PEERCRED; None: no process listens, or it is not seen from here
     published: Node | str = "there is none"  #: node.json, or why it is not to be read
-    allowed: AllowedCpus | None = None  #: this process in its answer at /plan
-    own_cpuset: CpuSet | None = None  #: this process's, as read by itself
 
 
 ENVIRONMENT = "the environment"  #: where a variable is set; else the path of the settings file

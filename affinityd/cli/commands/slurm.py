@@ -20,11 +20,9 @@ _is_plain = re.compile(r"[^\s\"'#=\\,]+(,[^\s\"'#=\\,]+)*").fullmatch
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    commands = parser.add_subparsers(dest="command", metavar="gres-conf", required=True)
     text = "print this node's lines of gres.conf, or compare slurmd's with them"
-    command = commands.add_parser(
-        "gres-conf", help=text, description=f"{text[0].upper()}{text[1:]}."
-    )
+    commands = parser.add_subparsers(dest="command", metavar="gres-conf", required=True, help=text)
+    command = commands.add_parser("gres-conf", description=f"{text[0].upper()}{text[1:]}.")
     command.add_argument(
         "--diff",
         action="store_true",

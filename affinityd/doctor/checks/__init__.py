@@ -30,7 +30,7 @@ class Check:
 CHECKS: Mapping[str, Check] = {
     "daemon": Check(
         daemon,
-        "the daemon answers every user, and sees this node; settings are known",
+        "the daemon answers every user; settings are known",
         nvml=True,
     ),
     "nri": Check(nri, "a container runtime asks the daemon, which has placed each container"),

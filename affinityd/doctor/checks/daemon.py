@@ -1,23 +1,19 @@
-"""Whether every user's jobs reach the daemon, its answers are right, and it sees this node.
+"""Whether every user's jobs reach the daemon, its node.json is right, and settings are known.
 
-The request is a job's: without a cpuset, so that the daemon must identify the caller. Commands
-ignore unknown settings silently: a job inherits many variables, and the file may have lines for
-other programs.
+Commands ignore unknown settings silently: a job inherits many variables, and the file may have
+lines for other programs.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
-import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import TypeVar
 
 from affinityd import config
 from affinityd.client import ask_daemon
@@ -34,48 +30,25 @@ from affinityd.doctor.facts import (
     warn,
 )
 from affinityd.errors import REFUSALS, AffinityError
-from affinityd.json_codec import loads
-from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import credentials
-from affinityd.request.document import AllowedCpus
 from affinityd.text import count
 from affinityd.topology.document import read_node
 from affinityd.topology.model import Node, Topology
 
 CLIENT_SECONDS = 1.0  #: seconds, as any client of the daemon waits
 MOST_ANSWER = 64 * 2**20  #: bytes
-PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it has this process's CPUs
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class PlanPart:
-    """The fields read of a plan: a daemon of another release may have others."""
-
-    allowed: AllowedCpus
 
 
 def probe(path: str, timeout: float = CLIENT_SECONDS) -> DaemonFacts:
     """Return the facts of the daemon whose socket is at a path; it is queried if it answers."""
-
-    def queried(target: str, read: Callable[[str], T]) -> T | None:
-        deadline = time.monotonic() + timeout
-        with suppress(AffinityError, ValueError):
-            text = ask_daemon.fetch(path, target, deadline, refusals=REFUSALS, most=MOST_ANSWER)
-            return read(text)
-        return None
-
     daemon = replace(_listener(path, timeout), published=_published(Path(path)))
     if not daemon.status:
         return daemon
-    plan = queried(PLAN, lambda text: loads(PlanPart, text, PLAN))
-    return replace(
-        daemon,
-        allowed=plan.allowed if plan else None,
-        own_cpuset=cpuset_of(os.getpid()),
-        nri=queried("/metrics", _nri_samples),
-    )
+    deadline = time.monotonic() + timeout
+    with suppress(AffinityError, ValueError):
+        metrics = ask_daemon.fetch(path, "/metrics", deadline, refusals=REFUSALS, most=MOST_ANSWER)
+        return replace(daemon, nri=_nri_samples(metrics))
+    return daemon
 
 
 def _listener(path: str, timeout: float) -> DaemonFacts:
@@ -130,7 +103,6 @@ def daemon(facts: NodeFacts) -> CheckResults:
         return
     yield from socket(daemon)
     yield from published_node(daemon, facts.topology)
-    yield from callers(daemon)
     yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
 
 
@@ -263,23 +235,6 @@ def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
         )
 
 
-def callers(daemon: DaemonFacts) -> CheckResults:
-    """Judge whether a daemon identifies this process, and its cpuset, by its request."""
-    allowed = daemon.allowed
-    published = daemon.published
-    if allowed is None or (isinstance(published, Node) and published.replayed):
-        return
-    has_no_cpuset = allowed.within is None and daemon.own_cpuset is not None
-    if allowed.source != "caller" or has_no_cpuset:
-        yield warn(
-            "the daemon does not identify callers by their cpusets: jobs that state none are "
-            "planned on the whole node, or by their masks",
-            "affinityd's commands and run state theirs; for other clients let the daemon see the "
-            "node's processes and /sys/fs/cgroup, by hostPID: true of the chart, or without "
-            "PrivatePIDs=, ProtectProc= and InaccessiblePaths= in its unit",
-        )
-
-
 def nri(facts: NodeFacts) -> CheckResults:
     """Judge whether a container runtime asks the daemon, and no container was missed."""
     samples = facts.daemon and facts.daemon.nri
@@ -291,11 +246,7 @@ def nri(facts: NodeFacts) -> CheckResults:
             "turn NRI on in the runtime's configuration, or correct --nri "
             "(kubernetes.nri.socketFolder of the chart); the daemon's log says why",
         )
-    for runtime in (
-        dict(re.findall(r'(\w+)="(.*?)"', name)) for name in samples if "_info" in name
-    ):
-        chosen = runtime["namespaces"] or "none, only pods with the label affinityd=on"
-        yield ok(f"{runtime['runtime'] or 'a runtime'} asks the daemon; namespaces: {chosen}")
+    yield ok("a container runtime asks the daemon")
     if missed := int(sum(value for name, value in samples.items() if 'state="missed"' in name)):
         yield warn(
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",

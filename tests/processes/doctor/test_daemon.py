@@ -1,6 +1,5 @@
 """The check of the daemon: its socket, its answers, and the process that may see this node."""
 
-import json
 import os
 import re
 import subprocess
@@ -18,7 +17,6 @@ from affinityd.config.settings import Settings
 from affinityd.discovery import open_tree
 from affinityd.doctor.checks.daemon import probe
 from affinityd.doctor.facts import NodeFacts
-from affinityd.request.document import AllowedCpus
 from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
 from tests.support.daemons import PATIENCE, Daemon, running
@@ -180,13 +178,3 @@ def test_a_socket_that_refuses_this_user_is_not_reported_as_missing(folder: Path
     assert f"{folder} is 0700" in done.stdout
     assert "no daemon" not in done.stdout
     assert "systemctl" not in done.stdout
-
-
-def plan(**allowed: object) -> bytes:
-    document = {"allowed": {"cpulist": "0-3", "source": "caller", "within": "0-3", **allowed}}
-    return http("200 OK", json.dumps(document).encode())
-
-
-def test_the_probe_reads_the_caller_s_cpus_from_a_plan(tmp_path: Path) -> None:
-    with serving(tmp_path / "s", answering(plan())) as path:
-        assert probe(os.fspath(path)).allowed == AllowedCpus("0-3", "caller", "0-3")
