@@ -49,6 +49,8 @@ class AuditGpuDocument:
     processes: Mapping[Placement, int] | None
     mismatch: Mapping[Cause, int] | None  #: processes
     orphans: int | None
+    waiting: Mapping[WaitCause, int] | None  #: processes that wait long for CPUs
+    far_memory: Mapping[MemoryCause, int] | None  #: processes with much far host memory
     cpu_seconds: float | None
     remote_cpu_seconds: float | None
     wait_seconds: float | None  #: threads that could run, and did not
@@ -229,10 +231,13 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
     was_seen = is_known or time.total > 0
     pids = (process.facts.pid for process in processes if process.facts.gpu == gpu.key)
     memory = [scan.memory[pid] for pid in pids if pid in scan.memory]
+    waiting = [process.facts.pid for process in processes if verdict.waits_long(process, scan)]
     known: dict[str, Any] = {
         "processes": _counted(PLACEMENTS, (process.placement for process in processes)),
         "mismatch": _counted(CAUSES, (process.cause for process in processes)),
         "orphans": sum(process.orphan is not None for process in processes),
+        "waiting": _counted(WAIT_CAUSES, (scan.waits[pid].cause for pid in waiting)),
+        "far_memory": _counted(MEMORY_REMEDIES, (it.cause for it in memory if it.is_notable())),
         "host_memory_bytes": {place: sum(it.placed[place] for it in memory) for place in PLACES},
         "host_memory_pinned_far_bytes": sum(it.pinned_far for it in memory),
     }

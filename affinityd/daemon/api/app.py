@@ -55,7 +55,7 @@ def whole_app(state: ApiState) -> FastAPI:
     app.add_route(OPENAPI, openapi, include_in_schema=False)
     app.include_router(plan.router)
     app.include_router(node.router)
-    for page in page_routes(state.watcher, state.settings.socket, listed):
+    for page in page_routes(state.watcher, state.settings, listed):
         app.add_api_route(
             page.path,
             page.endpoint,

@@ -164,6 +164,12 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
         lambda gpu: gpu.wait_seconds,
     ),
     MetricFamily(
+        "affinityd_gpu_waiting_processes",
+        "Processes of the GPU whose threads wait long for CPUs, by the cause of that.",
+        lambda gpu: gpu.waiting,
+        "cause",
+    ),
+    MetricFamily(
         "affinityd_gpu_throttled_seconds_total",
         "How long cgroups of the GPU's processes were throttled by their CPU limit, over CPUs.",
         lambda gpu: gpu.throttled_seconds,
@@ -176,6 +182,12 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
         ),
         lambda gpu: gpu.host_memory_bytes,
         "placement",
+    ),
+    MetricFamily(
+        "affinityd_gpu_far_memory_processes",
+        "Processes of the GPU with much host memory on far nodes, by the cause of that.",
+        lambda gpu: gpu.far_memory,
+        "cause",
     ),
 )
 
@@ -236,6 +248,15 @@ JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
     ),
 )
 
+#: Of a GPU and a job that uses it.
+USED_FAMILIES: tuple[MetricFamily[bool], ...] = (
+    MetricFamily(
+        "affinityd_job_gpu",
+        "1 for each GPU that a job uses: by this an alert or a panel on a GPU names its job.",
+        lambda is_used: is_used,
+    ),
+)
+
 #: Of the scan itself.
 SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
     MetricFamily(
@@ -272,8 +293,19 @@ def metrics(
     since = [(gpu_labels(gpu), scan.since.get((gpu.vendor, gpu.index))) for gpu in gpus]
     yield from filled(SINCE_FAMILIES, since, GPU_LABELS)
     yield from whole(SCAN_FAMILIES, scan)
-    if rows := [(_job_labels(row.job), row) for row in jobs]:
+    rows = []
+    used = []
+    for row in jobs:
+        labels = _job_labels(row.job)
+        rows.append((labels, row))
+        used += [
+            ((*gpu_labels(gpu), *labels), True)
+            for gpu in gpus
+            if (gpu.vendor, gpu.index) in row.causes
+        ]
+    if rows:
         yield from filled(JOB_FAMILIES, rows, JOB_LABELS)
+        yield from filled(USED_FAMILIES, used, (*GPU_LABELS, *JOB_LABELS))
 
 
 def _job_labels(job: Job) -> tuple[str, ...]:

@@ -282,32 +282,99 @@ def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(tmp_path: Path) -> None:
     play(tmp_path, asked(expr, {**everything, **on_gpu08(everything)}, 80, alone))
 
 
-def test_an_alert_names_its_gpus_and_jobs_and_the_number_of_nodes(tmp_path: Path) -> None:
+def job_gpu(job: Mapping[str, str], gpu: int = 0) -> str:
+    return of_gpu("affinityd_job_gpu", gpu, **job)
+
+
+def test_an_alert_names_its_gpus_its_jobs_and_the_cause(tmp_path: Path) -> None:
     held, of_pod = (
         series("affinityd_job_mismatched_gpu_seconds_total", **job, cause="allocation")
         for job in (JOB, OF_POD)
     )
     far = {mismatch("allocation", gpu): f"{int(gpu < 2)}x20" for gpu in range(3)}
-    summary = (
-        "2 GPU(s) of gpu07 serve jobs that have no CPU near them: GPU 0 GPU 1, slurm 7, "
-        "kubernetes n/p."
-    )
     of_jobs = {**far, held: "0+60x20", held.replace('"7"', '"8"'): "0x20", of_pod: "0+60x20"}
-    alert = "AffinitydAllocationIsRemote"
-    play(tmp_path, alerted(alert, of_jobs, 16, {json.dumps(GPU07): summary}))
-    summary = (
-        "Threads on GPUs of gpu07 wait for CPUs for 50% of the time in which they could run: GPU 0."
-    )
-    waits = {WAITED: "0+60x90", TOTAL: "0+60x90", WAITED.replace("00:00", "01:00"): "0x90"}
-    play(tmp_path, alerted("AffinitydGpuWaits", waits, 50, {json.dumps(GPU07): summary}))
-    summary = (
-        "50% of the CPU time of processes on the GPUs of gpu07 is spent far from these GPUs: "
-        "GPU 0, slurm 7."
-    )
-    spent = {TOTAL: "0+1200x90", FAR: "0+600x90"}
+    jobs = {job_gpu(JOB): "1x90", job_gpu(OF_POD, 1): "1x90"}
+    second = WAITED.replace("00:00", "01:00").replace('gpu="0"', 'gpu="1"')
+    waits = {WAITED: "0+60x90", TOTAL: "0+60x90", second: "0x90", **jobs}
+    for cause, processes in (("throttled", 2), ("neighbor", 0)):
+        waits[of_gpu("affinityd_gpu_waiting_processes", cause=cause)] = f"{processes}x90"
+    spent = {TOTAL: "0+1200x90", FAR: "0+600x90", mismatch("mask"): "1x90"}
     spent[series("affinityd_job_remote_cpu_seconds_total", **JOB)] = "0+600x90"
-    alert = "AffinitydRemoteCpuTimeIsHigh"
-    play(tmp_path, alerted(alert, spent, 70, {json.dumps(GPU07): summary}))
+    memory = {FAR_MEMORY: f"{2**34}x40", **jobs}
+    memory[of_gpu("affinityd_gpu_far_memory_processes", cause="late")] = "1x40"
+    orphan = {of_gpu("affinityd_gpu_orphan_processes"): "1x40", **jobs}
+    unseen = {AUDITED: "0x40", AUDITED.replace("00:00", "01:00"): "1x40"}
+    gpu = {**GPU07, "gpu": "0", "pci_bus_id": "0000:00:00.0"}
+    for alert, samples, minutes, where, summary in (
+        (
+            "AllocationIsRemote",
+            of_jobs,
+            16,
+            GPU07,
+            (
+                "2 GPU(s) of gpu07 serve jobs that have no CPU near them: GPU 0 GPU 1, slurm 7, "
+                "kubernetes n/p."
+            ),
+        ),
+        (
+            "GpuWaits",
+            waits,
+            50,
+            GPU07,
+            (
+                "Threads on GPUs of gpu07 wait for CPUs for 50% of the time in which they could "
+                "run: GPU 0, slurm 7, cause throttled."
+            ),
+        ),
+        (
+            "RemoteCpuTimeIsHigh",
+            spent,
+            70,
+            GPU07,
+            (
+                "50% of the CPU time of processes on the GPUs of gpu07 is spent far from these "
+                "GPUs: GPU 0, slurm 7, cause mask."
+            ),
+        ),
+        (
+            "HostMemoryIsFar",
+            memory,
+            35,
+            gpu,
+            (
+                "16GiB of host memory of the processes of GPU 0 of gpu07 are on far NUMA nodes, "
+                "slurm 7, cause late."
+            ),
+        ),
+        (
+            "OrphansHoldGpu",
+            orphan,
+            20,
+            gpu,
+            "1 process(es) of no living job hold GPU 0 of gpu07, slurm 7.",
+        ),
+        (
+            "PinsOverlap",
+            {series("affinityd_pin_overlap_cpus"): "2x40", **jobs},
+            20,
+            GPU07,
+            (
+                "More than one job is pinned to the same 2 CPU(s) of gpu07; on its GPUs are "
+                "slurm 7, kubernetes n/p."
+            ),
+        ),
+        (
+            "CannotSeeIntoGpus",
+            unseen,
+            20,
+            GPU07,
+            "The processes of 1 GPU(s) of gpu07 are not known: GPU 0 (0000:00:00.0).",
+        ),
+    ):
+        play(tmp_path, alerted(f"Affinityd{alert}", samples, minutes, {json.dumps(where): summary}))
+
+
+def test_an_alert_of_many_nodes_says_how_many(tmp_path: Path) -> None:
     for cluster, of in ({}, ""), ({"cluster": "east"}, " of east"):
         summary = f"3 of 10 nodes{of} have AffinitydDown."
         where = json.dumps({**cluster, "problem": "AffinitydDown"})

@@ -174,6 +174,10 @@ def test_an_old_scan_is_marked_and_its_age_grows(shows: Shows, context: BrowserC
     assert "The daemon answers, and scans no more." in texts(tab, "#banner")[0]
     assert texts(tab, ".age")[0].startswith("OLD: scanned 6")
     assert len(rows(tab)) == 13, "the last state stays"
+    tab.page.evaluate("document.body.dataset.interval = 300")
+    eventually(tab.page.locator("#banner").is_hidden, "so it is between two scans")
+    tab.page.evaluate("document.body.dataset.interval = 15")
+    eventually(tab.page.locator("#banner").is_visible, "old again")
     answering(context, replace(audit(EIGHT, []), node="8-gpus"))
     eventually(tab.page.locator("#banner").is_hidden, "there is a new one")
     assert texts(tab, "#verdict b") == ["no process uses a GPU"]

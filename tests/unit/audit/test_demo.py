@@ -24,7 +24,12 @@ def test_it_has_each_state_and_cause_and_no_pid_of_this_machine() -> None:
     assert {process.cause for process in scan.processes} == {*CAUSES, None}
     assert all(process.facts.pid > PID_MAX_LIMIT for process in scan.processes)
     assert any(memory.cause and not scan.used[pid].remote for pid, memory in scan.memory.items())
-    assert document(load(BUSY), scan, names_all=True).demo == BUSY
+    audit = document(load(BUSY), scan, names_all=True)
+    assert audit.demo == BUSY
+    waiting = [gpu.waiting["throttled"] for gpu in audit.gpus if gpu.waiting]
+    assert waiting == [0, 0, 1, 0, 0, 0, 0, 0]
+    far_memory = [gpu.far_memory["late"] for gpu in audit.gpus if gpu.far_memory]
+    assert far_memory == [1, 1, 0, 1, 1, 0, 1, 0]
 
 
 def test_the_last_hour_is_full_and_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

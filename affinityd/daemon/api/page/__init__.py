@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from affinityd import __version__
+from affinityd.config.settings import Settings
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.picture import Marks, draw_within, sentences, stylesheet
 from affinityd.request.parameters import PARAMETERS
@@ -50,11 +51,10 @@ OPTIONS = ("mode", "scope", "multithreading", "balanced", "share")
 OTHER = "b."  #: before the names of the second plan's options
 
 
-def page_routes(watcher: TopologyWatcher, socket: str, listed: Callable[[], str]) -> list[Route]:
-    """Return / with the page for browsers, or what `listed` returns for others, and its files.
-
-    `socket`: the path of the daemon's, which the page names.
-    """
+def page_routes(
+    watcher: TopologyWatcher, settings: Settings, listed: Callable[[], str]
+) -> list[Route]:
+    """Return / with the page for browsers, or what `listed` returns for others, and its files."""
     last: tuple[Node, bytes] | None = None
 
     async def root(request: Request) -> Response:
@@ -63,7 +63,7 @@ def page_routes(watcher: TopologyWatcher, socket: str, listed: Callable[[], str]
             return PlainTextResponse(listed(), headers={"vary": "accept"})
         await watcher.refresh()
         if last is None or last[0] is not watcher.node:  # else plans would wait for each page
-            last = watcher.node, compress(page(watcher.node, socket).encode())
+            last = watcher.node, compress(page(watcher.node, settings).encode())
         return compressed(request, last[1], "text/html; charset=utf-8")
 
     texts = {name: compress((files(__package__) / name).read_bytes()) for name in FILES}
@@ -90,8 +90,8 @@ def takes_gzip(request: Request) -> bool:
     return "gzip" in request.headers.get("accept-encoding", "")
 
 
-def page(node: Node, socket: str) -> str:
-    """Return the HTML of a node's page, which names the daemon's socket."""
+def page(node: Node, settings: Settings) -> str:
+    """Return the HTML of a node's page, which names the daemon's socket and its scan interval."""
     topology = node.topology
     template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
     return template.substitute(
@@ -100,7 +100,10 @@ def page(node: Node, socket: str) -> str:
         totals=_text(", ".join(totals(topology))),
         node=escape(topology.name),
         generation=node.generation,
-        forward=_text(f"ssh -N -L {quote(f'127.0.0.1:9465:{socket}')} {quote(topology.name)}"),
+        interval=settings.scan_interval or 0,
+        forward=_text(
+            f"ssh -N -L {quote(f'127.0.0.1:9465:{settings.socket}')} {quote(topology.name)}"
+        ),
         gpus="\n".join(_checkbox(topology, gpu) for gpu in topology.gpus),
         options="\n".join(_select(name, "") for name in OPTIONS),
         other_options="\n".join(_select(name, OTHER) for name in OPTIONS),

@@ -7,7 +7,7 @@ import { isFar, isOfGpu, jobOf, showProcesses, showGpu, userOf } from "/processe
 const FAR = new Set(["mixed", "remote", "unpinned"]);
 const SECONDS = 5; // between two questions
 const PATIENCE = 8; // seconds for an answer
-const OLD = 60; // seconds after which a scan is old
+const OLD = 60; // seconds after which a scan is old, or three intervals
 const LETTERS = 11; // in a GPU's box on the picture
 const MANY_GPUS = 16; // whose cards are smaller
 const MOST_JOBS = 4; // on a card
@@ -64,7 +64,7 @@ async function ask() {
 // Says how old the scan is, and shows the banner where it is too old, or the daemon is gone.
 function tick() {
   const age = last && Math.max(0, Math.round((Date.now() - last.scanned) / 1000));
-  const isOld = last && (fault || age > OLD);
+  const isOld = last && (fault || age > Math.max(OLD, 3 * document.body.dataset.interval));
   const state = fault || (isOld ? "The daemon answers, and scans no more." : "");
   say(within(".age"), last ? `${isOld ? "OLD: " : ""}scanned ${age} s ago` : "");
   say(within("#banner"), isOld ? `${state} The state below is that of ${new Date(last.scanned).toLocaleTimeString()}.` : "");

@@ -209,6 +209,7 @@ def test_jobs_have_metrics_up_to_the_limit() -> None:
     lines = scraped(audit, ended, job_series=1)
     assert samples(lines, "job_gpus") == {own: 1, other: 1}
     assert samples(lines, "job_mismatched_gpus") == {own: 1, other: 0}
+    assert samples(lines, "job_gpu") == {own: 1, other: 1}
     assert samples(lines, "job_cpu_seconds_total") == {own: 4, other: 2}
     assert samples(lines, "job_remote_cpu_seconds_total") == {own: 1, other: 0}
     assert samples(lines, "job_numa_mismatch_start_timestamp_seconds") == {own: 1700000000}
