@@ -23,7 +23,7 @@ COMPLETIONS = {
     "fish": "fish/vendor_completions.d/affinityd.fish",
 }
 #: Placeholders of values that are paths.
-PATHS = {"ARCHIVE", "DIR", "FILE", "FOLDER", "PATH", "SOCKET"}
+PATHS = {"DIR", "FILE", "FOLDER", "PATH", "SOCKET"}
 #: The words that may stand for a value, where its placeholder does not list them.
 WORDS = {"--machine": machines.NAMES, "CHECK": tuple(CHECKS)}
 

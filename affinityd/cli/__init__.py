@@ -28,7 +28,7 @@ COMMANDS = {
     "doctor": "check this node for what keeps ranks from their CPUs",
     "topology": "show the node as a tree: packages, NUMA nodes, GPUs, NICs",
     "slurm": "print this node's lines of gres.conf, or compare slurmd's",
-    "snapshot": "capture this node into an archive that --root replays",
+    "snapshot": "capture this node into an archive, for --root elsewhere",
     "version": "print the version",
 }
 VERSION_OPTIONS = ("-V", "--version")

@@ -100,9 +100,7 @@ def _choice(values: tuple[str, ...], text: str) -> Any:  # noqa: ANN401
 class Settings:
     """Every setting, checked. `{machines}` in a help are the shipped machines' names."""
 
-    root: str = _setting(
-        "/", "DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"
-    )
+    root: str = _setting("/", "DIR", "the machine's files: a captured one's folder (default: /)")
     machine: str | None = _setting(
         None, "NAME|FILE.json", "a built-in machine instead: {machines}; or one of such a file"
     )

@@ -4,30 +4,21 @@
 NVIDIA's library. They read only the facts that a plan needs.
 """
 
-# ruff: noqa: PTH112, PTH116, PTH207 - pathlib costs more to import than a machine to read
+# ruff: noqa: PTH112, PTH113, PTH119 - pathlib costs more to import than a machine to read
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import cpus
 from affinityd.discovery.gpus import KFD_NODES, nvidia_addresses, read_driver, read_gpus
 from affinityd.discovery.pci import NumaLocator, PciDevice, read_devices, read_nics
-from affinityd.discovery.tree import (
-    MARK,
-    SEARCH_DEPTH,
-    FolderTree,
-    Tree,
-    the_machine,
-    tree_name,
-)
+from affinityd.discovery.tree import MARK, Tree
 from affinityd.errors import FailingFileError, TreeError
 from affinityd.linux.files import SCARCE
 from affinityd.text import printable
@@ -43,32 +34,20 @@ NVML_FILE = "nvml.json"
 
 
 def open_tree(root: str, node_name: str | None = None) -> Tree:
-    """Open `/`, a captured folder, or an archive of one.
+    """Open `/`, or a captured machine's folder, whose name is then the machine's.
 
     `node_name` is the name of the machine in `/`: in a container that of uname(2) is the
-    container's. A captured machine has its own name, and may be up to three folders below. Raises
-    TreeError where there is no machine, or more than one.
+    container's. Raises TreeError where there is no machine.
     """
-    try:
-        kind = os.stat(root).st_mode
-    except OSError as error:
-        raise TreeError(f"root {root!r} cannot be opened: {error.strerror}") from None
-    if stat.S_ISREG(kind):
-        # Imported here: the live machine needs no tarfile.
-        from affinityd.discovery.archive import ArchiveTree  # noqa: PLC0415
-
-        return ArchiveTree(root)
     path = os.path.realpath(root)
     if path == "/":
-        return FolderTree("/", node_name or os.uname().nodename, live=True)
-    if os.path.isdir(f"{path}/{MARK}"):
-        return FolderTree(f"{path}/", tree_name(path))
-    from glob import escape, glob  # noqa: PLC0415 - exec seldom plans on a captured machine
-
-    places = [f"{escape(path)}/{'*/' * depth}" for depth in range(1, SEARCH_DEPTH + 1)]
-    marks = chain.from_iterable(glob(f"{place}{MARK}/") for place in places)
-    below = the_machine(root, (mark.removesuffix(f"{MARK}/") for mark in marks))
-    return FolderTree(below, tree_name(path))
+        return Tree("/", node_name or os.uname().nodename, live=True)
+    if os.path.isfile(path):
+        unpack = f"mkdir node && tar -C node -xf {root}"
+        raise TreeError(f"root {root!r} is no folder; unpack it ({unpack}), and name that folder")
+    if not os.path.isdir(f"{path}/{MARK}"):
+        raise TreeError(f"root {root!r} holds no machine: {MARK} is not there")
+    return Tree(f"{path}/", os.path.basename(path))
 
 
 def snapshot_nvml(tree: Tree) -> NvmlReport | None:

@@ -10,7 +10,7 @@ from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.pci import port_states
-from affinityd.discovery.tree import FolderTree, Tree
+from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError
 from affinityd.topology.model import Topology
 
@@ -37,9 +37,7 @@ class Machine:
         self.report: NvmlReport | None = None  #: NVML's last
         self._answered_by: str | None = None  # the driver's version when NVML last answered
         #: The file that differs when a CPU comes or goes; None: none does.
-        self.online_file = (
-            self._tree.root + ONLINE_FILE if isinstance(self._tree, FolderTree) else None
-        )
+        self.online_file = self._tree.root + ONLINE_FILE if self._tree else None
 
     @property
     def tree(self) -> Tree:

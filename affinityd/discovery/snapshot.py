@@ -6,29 +6,25 @@ it asks for: no serial numbers, no hardware addresses, nothing of processes.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
+import posixpath
 import tarfile
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from affinityd.discovery import NVML_FILE, discover
-from affinityd.discovery.archive import NOWHERE, resolved
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.tree import Keep, Tree
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
 from affinityd.linux.files import write_whole
 
-#: How an output's name ends → how it is compressed.
-COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
-    ".tar.xz": lzma.compress,
-    ".tar.gz": partial(gzip.compress, mtime=0),
-    ".tar.bz2": bz2.compress,
-    ".tar": bytes,
+#: How an output's name ends → tarfile's mode.
+MODES: dict[str, Literal["w:xz", "w:gz", "w:"]] = {
+    ".tar.xz": "w:xz",
+    ".tar.gz": "w:gz",
+    ".tar": "w:",
 }
 
 #: The kinds of members, and their permissions.
@@ -39,56 +35,52 @@ class RecordingTree(Tree):
     """Reads from a tree, and records the files that were read and found."""
 
     def __init__(self, tree: Tree) -> None:
-        super().__init__(tree.name, live=tree.live)
-        self._tree = tree
+        super().__init__(tree.root, tree.name, live=tree.live)
         #: Kind of member → path → content, or a link's target.
         self.members: dict[bytes, dict[str, str]] = {kind: {} for kind in _PERMISSIONS}
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""
-        text = self._tree.read(path, *beginnings)
+        text = super().read(path, *beginnings)
         if text is not None:
             self.members[tarfile.REGTYPE][path] = f"{text}\n"
         return text
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
         """See `Tree.list`."""
-        names = self._tree.list(path, keep)
+        names = super().list(path, keep)
         self.members[tarfile.DIRTYPE].update((f"{path}/{name}", "") for name in names)
         return names
 
     def link(self, path: str) -> str | None:
         """See `Tree.link`."""
-        target = self._tree.link(path)
+        target = super().link(path)
         if target is not None:
             self.members[tarfile.SYMTYPE][path] = target
         return target
 
 
 def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
-    """Write an archive from which discovery makes the same topology.
+    """Write an archive from which discovery makes the same topology, once it is unpacked.
 
-    The output's name chooses the compression: .tar.xz, .tar.gz, .tar.bz2 or .tar. It appears
-    only when complete. Raises TreeError if the tree holds no machine or the output's name has no
-    known suffix, OSError if it cannot be written.
+    It appears only when complete. Raises TreeError if the tree holds no machine or the output's
+    name has no known suffix, OSError if it cannot be written.
     """
-    suffix = next((suffix for suffix in COMPRESSIONS if output.name.endswith(suffix)), None)
-    if suffix is None:
-        raise TreeError(f"output {str(output)!r} should end in one of {', '.join(COMPRESSIONS)}")
+    modes = [mode for suffix, mode in MODES.items() if output.name.endswith(suffix)]
+    if not modes:
+        raise TreeError(f"output {str(output)!r} should end in one of {', '.join(MODES)}")
     recorder = RecordingTree(tree)
     discover(recorder, nvml)
     if nvml is not None:
         recorder.members[tarfile.REGTYPE][NVML_FILE] = f"{dumps(nvml)}\n"
-    # Each file at the place that the links on the way to it lead to. A listed name may be a file
-    # or a link: the later kind counts.
+    # A listed name may be a file or a link: the later kind counts.
     links = recorder.members[tarfile.SYMTYPE]
     members = {}
     for kind, contents in recorder.members.items():
         for path, content in contents.items():
-            members[resolved(path, links, last=kind != tarfile.SYMTYPE)] = (kind, content)
-    members.pop(NOWHERE, None)
+            members[place_of(path, links)] = (kind, content)
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
+    with tarfile.open(fileobj=buffer, mode=modes[0]) as archive:
         for name, (kind, content) in sorted(members.items()):
             # Without owner and time, so that only the machine's files are in it.
             member = tarfile.TarInfo(name)
@@ -99,4 +91,15 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
             member.size = len(data)
             member.linkname = content if is_link else ""
             archive.addfile(member, io.BytesIO(data))
-    write_whole(output, COMPRESSIONS[suffix](buffer.getvalue()), mode=None)
+    write_whole(output, buffer.getvalue(), mode=None)
+
+
+def place_of(path: str, links: Mapping[str, str]) -> str:
+    """Return a path with the recorded links on the way to it followed: tar follows none."""
+    parts = path.split("/")
+    for end in range(1, len(parts)):
+        folder = "/".join(parts[:end])
+        if folder in links:
+            target = posixpath.join(posixpath.dirname(folder), links[folder])
+            return place_of(posixpath.normpath("/".join([target, *parts[end:]])), links)
+    return path

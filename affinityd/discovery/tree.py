@@ -1,37 +1,34 @@
-"""The files of a machine: the running one's, a captured folder's, or an archive's.
+"""The files of a machine: the running one's, or a captured one's in a folder.
 
 The root of the file system is an argument, so that any node can be replayed anywhere. Paths are
 relative to it: `sys/devices/system/cpu/online`. Missing and malformed values are the same to a
 reader: None. So is the kernel's -1.
 """
 
-# ruff: noqa: PTH119 - pathlib costs more to import than a machine to read
-
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from affinityd.cpuset import PADDING, CpuSet, parse_list, parse_mask
-from affinityd.errors import TreeError
 from affinityd.linux.files import FAILING, read
 from affinityd.text import MAX_COUNTER, whole_number
 
 T = TypeVar("T")
 Keep = Callable[[str], bool]
 
-MARK = "sys/devices/system/cpu"  #: distinguishes a machine's root from a folder around one
-SEARCH_DEPTH = 3  #: how many folders below a root a captured machine may be
-ARCHIVE_SUFFIXES = (".tar.xz", ".tar.gz", ".tar.bz2", ".txz", ".tgz", ".tar")
+MARK = "sys/devices/system/cpu"  #: distinguishes a machine's root from other folders
 MAX_FILE = 1024 * 1024  #: bytes that are read of a file; the kernel writes far fewer into one
 
 
 class Tree:
     """The files of a machine, for discovery. No method raises: unreadable files are missing."""
 
-    def __init__(self, name: str, *, live: bool = False) -> None:
-        self.name = name  #: the machine's: its host name, or that of the folder or archive
+    def __init__(self, root: str, name: str, *, live: bool = False) -> None:
+        """Take the machine in `root`, which ends in a slash and is no link."""
+        self.root = root
+        self.name = name  #: the machine's: its host name, or that of the folder
         self.live = live  #: whether this is the live machine
         #: Path → the error of an existing file that could not be read, until it is cleared.
         self.broken: dict[str, OSError] = {}
@@ -41,7 +38,7 @@ class Tree:
 
         With `beginnings`, only the lines that begin with one of them.
         """
-        data = self._content(path)
+        data = self.read_bytes(path)
         try:
             text = None if data is None else data.decode()
         except UnicodeDecodeError:
@@ -52,75 +49,27 @@ class Tree:
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return a file as it is, such as a device's `config`; None if there is none."""
-        return self._content(path)
+        return self._ask(path, lambda file: read(file, MAX_FILE))
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
         """Return the wanted names in a folder, sorted; () if there is no folder."""
-        return tuple(sorted(filter(keep, self._names(path))))
+        return tuple(sorted(filter(keep, self._ask(path, os.listdir) or ())))
 
     def link(self, path: str) -> str | None:
         """Return where a symbolic link points; None if it is none."""
-        raise NotImplementedError
+        return self._ask(path, os.readlink)
 
-    def _content(self, path: str) -> bytes | None:
-        raise NotImplementedError
-
-    def _names(self, folder: str) -> Iterable[str]:
-        raise NotImplementedError
-
-
-class FolderTree(Tree):
-    """A machine's files in a folder, or the running machine's in `/`."""
-
-    def __init__(self, root: str, name: str, *, live: bool = False) -> None:
-        """Take the machine in `root`, which ends in a slash."""
-        super().__init__(name, live=live)
-        self.root = root
-
-    def link(self, path: str) -> str | None:
-        """See `Tree.link`."""
-        return self._asked(path, os.readlink)
-
-    def _content(self, path: str) -> bytes | None:
-        return self._asked(path, lambda file: read(file, MAX_FILE))
-
-    def _names(self, folder: str) -> Iterable[str]:
-        return self._asked(folder, os.listdir) or ()
-
-    def _asked(self, path: str, ask: Callable[[str], T]) -> T | None:
+    def _ask(self, path: str, ask: Callable[[str], T]) -> T | None:
+        file = self.root + path
+        # A captured machine may come from anywhere: its links do not lead to this one's files.
+        if not self.live and not os.path.realpath(file).startswith(self.root):
+            return None
         try:
-            return ask(self.root + path)
+            return ask(file)
         except OSError as error:  # a folder, a removed device, an attribute that refuses
             if error.errno in FAILING:
                 self.broken[path] = error
             return None
-
-
-def tree_name(path: str) -> str:
-    """Return the name of a captured folder or archive: its machine's name."""
-    name = os.path.basename(path)
-    suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if name.endswith(suffix)), "")
-    return name.removesuffix(suffix)
-
-
-def the_machine(root: str, candidates: Iterable[str]) -> str:
-    """Return the only path before a `MARK` below a root, not counting machines in a machine.
-
-    Raises TreeError where there is not just one.
-    """
-    folders = {*candidates}
-    machines = sorted(
-        folder for folder in folders if not any(map(folder.startswith, folders - {folder}))
-    )
-    if not machines:
-        raise TreeError(
-            f"root {root!r} holds no machine: {MARK} is neither in it"
-            f" nor in a folder up to {SEARCH_DEPTH} below"
-        )
-    if len(machines) > 1:
-        names = ", ".join(machine.rstrip("/") for machine in machines)
-        raise TreeError(f"root {root!r} holds several machines; name one: {names}")
-    return machines[0]
 
 
 def number(text: str | None) -> int | None:

@@ -15,7 +15,7 @@ from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml.maintenance import HOLD, DriverMaintenance
-from affinityd.discovery.tree import FolderTree
+from affinityd.discovery.tree import Tree
 from affinityd.doctor.checks import CHECKS, run_checks
 from affinityd.doctor.checks.daemon import may_exist, probe
 from affinityd.doctor.facts import (
@@ -101,7 +101,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     variables += [(name, file) for name in config.read_file(file)]
     return NodeFacts(
         topology=topology,
-        tree=FolderTree(NO_ROOT, topology.name) if settings.machine else machine.tree,
+        tree=Tree(NO_ROOT, topology.name) if settings.machine else machine.tree,
         reserved=published.reserved if isinstance(published, Node) else settings.reserved_cpus,
         nvml=machine.report,
         variables=tuple(variables) if machine.is_live else (),

@@ -27,5 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
         write_snapshot(machine.tree, machine.report, output)
     except OSError as error:
         raise OutputError(f"{output} cannot be written: {error.strerror}") from None
-    say(f"{output}: {output.stat().st_size} bytes; replay it with --root")
+    say(f"{output}: {output.stat().st_size} bytes; unpack it, and replay the folder with --root")
     return 0

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,10 +120,14 @@ def test_a_tree_with_anything_in_it_is_a_machine_or_none(
 
 
 def read_whole(root: Path, nvml: NvmlReport | None, archive: Path) -> None:
+    """Read a machine, and its snapshot after tar(1) has unpacked it."""
     topology = discover(open_tree(os.fspath(root)), nvml)
     use(topology)
     write_snapshot(open_tree(os.fspath(root)), nvml, archive)
-    replayed = open_tree(os.fspath(archive))
+    unpacked = archive.with_name("unpacked")
+    unpacked.mkdir()
+    subprocess.run(["tar", "-C", unpacked, "-xf", archive], check=True)
+    replayed = open_tree(os.fspath(unpacked))
     again = discover(replayed, snapshot_nvml(replayed))
     assert again.cores == topology.cores
     assert again.gpus == topology.gpus

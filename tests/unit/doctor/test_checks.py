@@ -7,7 +7,7 @@ import pytest
 
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.nvml.query import INIT_REMEDIES
-from affinityd.discovery.tree import FolderTree
+from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import NodeFacts
 from affinityd.topology.model import Nic, Topology
 from tests.support.doctor_facts import CPU, NO_GPU, ONE, PCI, TWO, Files, check, facts_of
@@ -220,8 +220,7 @@ def test_rdma_devices_far_from_gpus(tmp_path: Path, topology: Topology, expected
 
 
 def live(facts: NodeFacts) -> NodeFacts:
-    assert isinstance(facts.tree, FolderTree)
-    return replace(facts, tree=FolderTree(facts.tree.root, facts.tree.name, live=True))
+    return replace(facts, tree=Tree(facts.tree.root, facts.tree.name, live=True))
 
 
 V1 = "34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset"
