@@ -21,7 +21,7 @@ from affinityd.json_codec import dumps
 from affinityd.linux.files import write_whole
 
 #: How an output's name ends → tarfile's mode.
-MODES: dict[str, Literal["w:xz", "w:gz", "w:"]] = {
+SUFFIXES: dict[str, Literal["w:xz", "w:gz", "w:"]] = {
     ".tar.xz": "w:xz",
     ".tar.gz": "w:gz",
     ".tar": "w:",
@@ -66,9 +66,9 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     It appears only when complete. Raises TreeError if the tree holds no machine or the output's
     name has no known suffix, OSError if it cannot be written.
     """
-    modes = [mode for suffix, mode in MODES.items() if output.name.endswith(suffix)]
+    modes = [mode for suffix, mode in SUFFIXES.items() if output.name.endswith(suffix)]
     if not modes:
-        raise TreeError(f"output {str(output)!r} should end in one of {', '.join(MODES)}")
+        raise TreeError(f"output {str(output)!r} should end in one of {', '.join(SUFFIXES)}")
     recorder = RecordingTree(tree)
     discover(recorder, nvml)
     if nvml is not None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.discovery.machine import Machine
-from affinityd.discovery.snapshot import MODES, write_snapshot
+from affinityd.discovery.snapshot import SUFFIXES, write_snapshot
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError
 from affinityd.topology.model import Nic, Topology
@@ -141,7 +141,7 @@ def test_a_file_that_fails_is_not_one_that_is_missing(tmp_path: Path) -> None:
         discover(live, None)
 
 
-@pytest.mark.parametrize("suffix", MODES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_snapshot_of_each_kind_replays_and_is_taken_again(
     tree: Tree, tmp_path: Path, suffix: str
 ) -> None:
