@@ -1,4 +1,4 @@
-"""What the daemon needs for each thing that it does: the table of docs/privileges.md.
+"""What the daemon needs for each thing that it does: the table of docs/settings.md.
 
 Measured by the suite `privileges`; the unit and the chart are held to it.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.support.paths import REPOSITORY
 
-PAGE = REPOSITORY / "docs/privileges.md"
+PAGE = REPOSITORY / "docs/settings.md"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """A node through install, upgrade and removal, by the commands of the pages.
 
-They are in docs/install.md, slurm/README.md and docs/slurm.md. The node's folders are below one of
-the test's. Stand-ins replace systemctl, whose arguments they record, and venv, for which this
-checkout is installed.
+The node's folders are below one of the test's. Stand-ins replace systemctl, whose arguments they
+record, and venv, for which this checkout is installed.
 """
 
 import os
@@ -83,7 +82,7 @@ def test_install_upgrade_and_remove(site: Site) -> None:
     assert old.exists()
     assert old != (site.root / "usr/bin/affinityd").resolve()
 
-    site.run(block("docs/slurm.md", "install -D"))
+    site.run(block("docs/slurm-site.md", "install -D"))
     site.run(block("slurm/README.md", "install -D"))
     assert len([*(site.root / "etc/slurm/affinityd").iterdir()]) == 4
     site.run(block("slurm/README.md", "rm -rf /etc/slurm"))

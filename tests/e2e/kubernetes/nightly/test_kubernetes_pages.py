@@ -110,7 +110,7 @@ def test_notes(site: Site) -> None:
 def test_audit(site: Site) -> None:
     (pid, *_) = Job(site.cluster, "early").pids
     for place, printed in ((0, "default"), (1, "GPU")):
-        upgrade, *rest = lines("kubernetes-audit", place, NODE=NODE, PID=str(pid))
+        upgrade, *rest = lines("kubernetes-nodes", place, NODE=NODE, PID=str(pid))
         site.run(upgrade, "kubectl -n affinityd rollout status daemonset/affinityd")
         name = site.chart.pod()["metadata"]["name"]
         assert printed in site.run(*(re.sub(r"\bPOD\b", name, it) for it in rest))
