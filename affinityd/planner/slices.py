@@ -176,15 +176,15 @@ def plan_within(
     gpus: Sequence[Gpu],
     cpus: CpuSet,
     options: Options,
-    *,
     because: str,
+    *,
     remedy: str = "",
-    rank: int | None = None,
+    ranks: Sequence[int] = (),
 ) -> Plan:
     """Plan a process that has these CPUs for itself: the mode chooses within them.
 
-    Each of its GPUs is a rank of the plan, or they are all of one `rank`, and have the same CPUs.
-    `because` is the reason for these CPUs, `remedy` what gives others where none is near.
+    `ranks` are the numbers of its GPUs' ranks, which may be one number; (): from 0 on. `because` is
+    the reason for these CPUs, `remedy` what gives others where none is near.
 
     Raises UnsatisfiableError where `min_physical_cores` or `strict` cannot hold.
     """
@@ -207,11 +207,10 @@ def plan_within(
     if options.strict and word not in {LOCAL, UNKNOWN}:
         raise UnsatisfiableError(f"strict: CPUs {far} are not near the GPU; strict=false allows it")
     home = chosen[0].node
-    ranks = []
+    plans = []
     warnings = []
-    for place, gpu in enumerate(gpus):
-        number = place if rank is None else rank
-        ranks.append(
+    for number, gpu in zip(ranks or range(len(gpus)), gpus, strict=True):
+        plans.append(
             RankPlan(
                 rank=number,
                 gpu=gpu,
@@ -233,4 +232,4 @@ def plan_within(
         elif word == UNKNOWN:
             why = f"the machine does not say on which NUMA node GPU {gpu.index} is"
             warnings.append(PlanWarning("unknown_locality", f"rank {number}: {why}", number))
-    return Plan(tuple(ranks), "requested", tuple(warnings))
+    return Plan(tuple(plans), "requested", tuple(warnings))

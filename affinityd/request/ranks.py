@@ -7,7 +7,7 @@ several tasks may share a GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -30,11 +30,26 @@ from affinityd.topology.model import Gpu, Node, Topology
 UNKNOWN_CPUS = "choose: the CPUs of the other ranks are not known"
 TOLERATED = 8  #: one core in so many may be kept from a job that has a machine for itself
 
-
 #: The GPUs of each rank of a node.
 GpusOfRanks = tuple[tuple[Entry, ...], ...]
 #: All ranks of a node ask at once, and the same GPUs are chosen. 256 sets of CPUs take 8 MB.
 _choose_once = lru_cache(1)(choose_gpus)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request, with the GPUs and the CPUs that it means on this node."""
+
+    node: Node
+    request: Request
+    task: Task  #: the request's
+    seen: VisibleDevices
+    entries: tuple[Entry, ...]  #: the GPUs that it names, else all that it sees
+    job: tuple[Entry, ...]  #: those of its job; (): not known
+    cpuset: CpuSet  #: the CPUs that it states, else those of its caller, else all
+    mask: CpuSet | None  #: of a Slurm task now, else the stated CPUs; None: not known
+    within: CpuSet | None  #: the CPUs of its cgroup; None: not known
+    allowed: CpuSet  #: those to plan on, unless it is a task of Slurm
 
 
 class Planned(NamedTuple):
@@ -50,20 +65,20 @@ class Planned(NamedTuple):
     visible: Mapping[int, Mapping[str, str]] = {}
 
 
-def plan_ranks(
-    node: Node,
-    request: Request,
-    own: tuple[Entry, ...],
-    job: tuple[Entry, ...],
-    allowed: CpuSet,
-) -> Planned:
-    """Plan the ranks of a task, by its own devices and its job's; (): these are not known.
+def warned(planned: Planned, *warnings: PlanWarning) -> Planned:
+    """Return a plan with more warnings."""
+    result = planned.plan
+    return planned._replace(plan=result._replace(warnings=(*result.warnings, *warnings)))
 
-    They are its own, dealt again from the first if there are more `ranks` than GPUs. Or,
-    for a task of a job: the job's GPUs, each as often as tasks share one. Raises AffinityError.
+
+def plan_ranks(resolved: Resolved) -> Planned:
+    """Plan the ranks of a task, by its own devices and its job's. Raises AffinityError.
+
+    They are its own, dealt again from the first if there are more `ranks` than GPUs. Or, for a task
+    of a job: the job's GPUs, each as often as tasks share one.
     """
-    options, task = request.options, request.task
-    ranks = task.ranks
+    node, task, options = resolved.node, resolved.task, resolved.request.options
+    own, job, ranks = resolved.entries, resolved.job, task.ranks
     if job and not (ranks is not None and MODES[options.mode].by_rank):
         sharing, slot, asking = 1, 0, own
         if ranks is not None:  # all tasks see the same, and take turns
@@ -84,45 +99,44 @@ def plan_ranks(
         is_one = ranks is not None or (task.rank is not None and has_number)
         gpus_of_task = 1 if is_one else len(own)
     if task.slice is not None:
-        return _plan_in_slice(node, options, entries, asked, allowed)
+        return _plan_in_slice(resolved, entries, asked)
+    allowed = resolved.allowed
     cpus = asked_cpus(node, task, allowed, (task.cpus and task.cpus.tasks) or ranks or 1)
     if cpus is not None:
         options = replace(options, cpus=-(-cpus // gpus_of_task))
     together: dict[int | None, int] = {}
     if cpus is not None and task.cpus is not None and task.cpus.is_allotment:
         options, together = _of_allotment(node, options, task.cpus.tasks or 1, entries, allowed)
-    result = plan_entries(
-        node, entries, allowed, options, together=together, cuts_cores=bool(together)
-    )
-    is_part = len({device.gpu.key for _, device in entries}) < len(node.topology.gpus)
+    demand = demand_of(node, entries, allowed, options)
+    result = plan(node.topology, demand._replace(together=together, cuts_cores=bool(together)))
+    planned = Planned(entries, asked, options, result, allowed)
+    is_part = len({gpu.key for gpu in demand.gpus}) < len(node.topology.gpus)
     if together and is_part and MODES[options.mode].unique and result.share == "requested":
         message = (
             f"CPUs {format_list(allowed)} are not the whole machine: jobs on other GPUs that may "
             "run there may get the same ones"
         )
-        warning = PlanWarning("not_unique", message)
-        result = result._replace(warnings=(*result.warnings, warning))
-    return Planned(entries, asked, options, result, allowed)
+        return warned(planned, PlanWarning("not_unique", message))
+    return planned
 
 
-def deal_gpus(
-    task: Task, seen: VisibleDevices, entries: Sequence[Entry], ranks: int
-) -> GpusOfRanks:
+def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
     """Return the GPUs that the ranks of a node are assumed to use, where all see the same ones.
 
     They take turns; fewer ranks than GPUs have a block each; or it is as AFFINITYD_GPU_ORDER says.
     Raises BoundError where that assumes nothing, or has what is no GPU here.
     """
+    entries, listed = resolved.entries, resolved.task.gpu_order
     gpus = len(entries)
-    if gpus > 1 and task.gpu_order not in {(), (BLOCK,)}:
+    if gpus > 1 and listed not in {(), (BLOCK,)}:
         try:
-            order = named(seen, task.gpu_order)
+            order = named(resolved.seen, listed)
         except (InvalidRequestError, NoSuchGpuError) as error:
-            why = "which GPU it uses is not known" if task.gpu_order == (UNKNOWN_ORDER,) else error
-            raise BoundError(f"{GPU_ORDER}={','.join(task.gpu_order)}: {why}") from None
+            why = "which GPU it uses is not known" if listed == (UNKNOWN_ORDER,) else error
+            raise BoundError(f"{GPU_ORDER}={','.join(listed)}: {why}") from None
         return tuple((order[rank % len(order)],) for rank in range(ranks))
     if ranks >= gpus:
-        sharing = -(-ranks // gpus) if task.gpu_order else 1
+        sharing = -(-ranks // gpus) if listed else 1
         return tuple((entries[rank // sharing % gpus],) for rank in range(ranks))
     size, more = divmod(gpus, ranks)
     starts = [rank * size + min(rank, more) for rank in range(ranks + 1)]
@@ -136,70 +150,60 @@ def has_bound_gpus(task: SlurmTask, visible: Sequence[Entry]) -> bool:
 
 def check_step_gpus(task: SlurmTask, visible: Sequence[Entry]) -> None:
     """Raise UnsatisfiableError where a task sees more GPUs than its step has."""
-    seen = len({device.gpu.key for _, device in visible})
+    seen = len({gpu.key for gpu in gpus_of(visible)})
     if task.step_gpus and seen > task.step_gpus and task.tasks > 1:
         raise UnsatisfiableError(
             f"it is not known which {task.step_gpus} of the {seen} GPUs that it sees are its step's"
         )
 
 
-def plan_chosen(
-    node: Node,
-    request: Request,
-    seen: VisibleDevices,
-    entries: Sequence[Entry],
-    *,
-    cpus: CpuSet,
-    mask: CpuSet | None,
-    within: CpuSet | None,
-    allowed: CpuSet,
-) -> Planned | None:
+def plan_chosen(resolved: Resolved) -> Planned | None:
     """Plan ranks on GPUs that are chosen for them, of those that all ranks of a node see.
 
     It is one of four cases, and the same one in every rank. The GPUs are the rank's own, also as
     chosen before: None. The CPUs of all ranks are known: they keep them, and have the GPUs near
     them. The launcher has bound none: rank i has GPU i, and CPUs near it. Else AffinityError is
-    raised, which says what is not known. `cpus` are those to plan on, `mask` those of now,
-    `within` those of its cgroup.
+    raised, which says what is not known.
     """
-    task, topology, slurm = request.task, node.topology, request.task.slurm
-    if len(entries) == 1 or (slurm and has_bound_gpus(slurm, entries)):
+    task, topology, entries = resolved.task, resolved.node.topology, resolved.entries
+    if len(entries) == 1 or (task.slurm and has_bound_gpus(task.slurm, entries)):
         return None
     asking, ranks = _ranks_of_node(task)
-    known = _known_cpus(topology, task, ranks, cpus=cpus, mask=mask, within=within)
+    known = _known_cpus(resolved, ranks)
     for name, device in entries:
         if device.gpu.numa_node is None:
             why = f"the machine does not say on which NUMA node GPU {name} is"
             raise UnsatisfiableError(f"choose: {why}, one of those to choose from")
-    if slurm:
-        check_step_gpus(slurm, entries)
+    if task.slurm:
+        check_step_gpus(task.slurm, entries)
     if known:
-        entries = sorted(entries, key=lambda entry: entry[1].gpu.key)
-        places = _choose_once(topology, known, gpus_of(entries), request.gpus_per_rank)
+        entries = tuple(sorted(entries, key=lambda entry: entry[1].gpu.key))
+        places = _choose_once(topology, known, gpus_of(entries), resolved.request.gpus_per_rank)
     else:
-        places = deal_in_order(ranks, len(entries), request.gpus_per_rank)
+        places = deal_in_order(ranks, len(entries), resolved.request.gpus_per_rank)
     dealt = tuple(tuple(entries[place] for place in own) for own in places)
     visible: dict[int, dict[str, str]] = {}
-    for rank in asking if len(dealt[0]) < len(entries) else ():
-        visible[rank] = _variables_of(topology, task, seen, dealt[rank])
-    is_command_s = bool(task.masks) and slurm is None
+    if len(dealt[0]) < len(entries):
+        for rank in asking:
+            visible[rank] = _variables_of(resolved, dealt[rank])
+    is_command_s = bool(task.masks) and task.slurm is None
     if (not known or ranks == 1) and not (task.bound or is_command_s):
-        planned = _plan_near(node, request, dealt, asking[0], allowed)
-        return planned._replace(visible=visible)
-    kept = known or (cpus,) * ranks
-    options = Options(strict=request.options.strict)
-    because = "the rank keeps its CPUs, and its GPUs are chosen"
+        return _plan_near(resolved, dealt, asking[0])._replace(visible=visible)
+    options = Options(strict=resolved.request.options.strict)
+    kept = known or (topology.online & resolved.cpuset,) * ranks
+    result = Plan((), "requested")
+    allowed: CpuSet = frozenset()
     own: list[Entry] = []
-    plans = []
     for rank in asking:
+        cpus = kept[rank]
+        because = "the rank keeps its CPUs, and its GPUs are chosen"
+        numbers = [rank] * len(dealt[rank])
+        part = plan_within(topology, gpus_of(dealt[rank]), cpus, options, because, ranks=numbers)
+        result = Plan(result.ranks + part.ranks, result.share, (*result.warnings, *part.warnings))
+        allowed |= cpus
         own += dealt[rank]
-        gpus = gpus_of(dealt[rank])
-        plans.append(plan_within(topology, gpus, kept[rank], options, because=because, rank=rank))
-    of_ranks = chain.from_iterable(plan.ranks for plan in plans)
-    warnings = chain.from_iterable(plan.warnings for plan in plans)
-    result = Plan(tuple(of_ranks), "requested", tuple(warnings))
-    allowed = frozenset[int]().union(*(kept[rank] for rank in asking))
-    return Planned(tuple(own), frozenset(asking), request.options, result, allowed, visible=visible)
+    asked = frozenset(asking)
+    return Planned(tuple(own), asked, resolved.request.options, result, allowed, visible=visible)
 
 
 def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
@@ -216,106 +220,105 @@ def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
     return [task.rank[0]], task.ranks
 
 
-def _known_cpus(
-    topology: Topology,
-    task: Task,
-    ranks: int,
-    *,
-    cpus: CpuSet,
-    mask: CpuSet | None,
-    within: CpuSet | None,
-) -> tuple[CpuSet, ...]:
+def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
     """Return the CPUs that the launcher gave each rank of a node; (): it bound none of several.
 
     A pin that affinityd made of the launcher's list counts as what the list has: other ranks may
     not be pinned, and all choose alike. Raises UnsatisfiableError where they are not known.
     """
+    task, online = resolved.task, resolved.node.topology.online
+    cpus = online & resolved.cpuset
     unknown = task.masks_unknown
-    if task.cpuset is None and ranks > 1 and not cpus >= topology.online & (within or cpus):
+    if task.cpuset is None and ranks > 1 and not cpus >= online & (resolved.within or cpus):
         unknown = f"the caller is bound to {format_list(cpus)}: cpuset says what all ranks have"
     if unknown and not task.masks:
         raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {unknown}")
     if not task.masks:
         return (cpus,) if ranks == 1 else ()
-    listed = task.masks
-    known = tuple(listed[rank % len(listed)] & topology.online for rank in range(ranks))
+    listed, slurm = task.masks, task.slurm
+    known = tuple(listed[rank % len(listed)] & online for rank in range(ranks))
     if not all(known):
         raise UnsatisfiableError("choose: a rank has no CPU that is online here")
-    slurm = task.slurm
     if slurm is None:
         return known
     if 1 < len(listed) < ranks and not task.bound:  # a user's list goes on from the first
         raise UnsatisfiableError(f"{UNKNOWN_CPUS}: Slurm lists {len(listed)} of {ranks}")
-    own, now = known[slurm.number], (mask or frozenset()) & topology.online
-    is_pinned = now == slurm.pinned & topology.online
+    own, now = known[slurm.number], (resolved.mask or frozenset()) & online
+    is_pinned = now == slurm.pinned & online
     if now != own and not (is_pinned and slurm.allowed <= frozenset[int]().union(*known)):
         theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(own)} for this one"
         raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {theirs}, and its own are {format_list(now)}")
     return known if len(set(known)) > 1 else ()
 
 
-def _variables_of(
-    topology: Topology, task: Task, seen: VisibleDevices, own: Sequence[Entry]
-) -> dict[str, str]:
+def _variables_of(resolved: Resolved, own: Sequence[Entry]) -> dict[str, str]:
     """Return the variables that leave a rank these GPUs, by their numbers as its driver counts.
 
     A note of the job, or a variable of the container, hides no GPU from the driver.
     """
+    task = resolved.task
     numbers = [int(name) for name, _ in own]
-    opened = gpus_seen(topology, replace(task, granted=task.opened, nvidia_visible=None))
-    if task.visible is None and len(opened.by_index) > len(seen.by_index):
+    unhidden = replace(task, granted=task.opened, nvidia_visible=None)
+    opened = gpus_seen(resolved.node.topology, unhidden).by_index
+    if task.visible is None and len(opened) > len(resolved.seen.by_index):
         devices = [device for _, device in own]
-        numbers = [number for number, device in opened.by_index.items() if device in devices]
+        numbers = [number for number, device in opened.items() if device in devices]
     variable, value = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
     if variable == ROCR and dict(task.lists).get(CUDA):  # HIP counts places in ROCR's list by it
         return {variable: value, CUDA: ",".join(map(str, range(len(numbers))))}
     return {variable: value}
 
 
-def _plan_near(
-    node: Node, request: Request, dealt: GpusOfRanks, own: int, allowed: CpuSet
-) -> Planned:
+def _plan_near(resolved: Resolved, dealt: GpusOfRanks, own: int) -> Planned:
     """Plan a rank on CPUs near its GPUs, as if all ranks had named theirs."""
     every = tuple(chain.from_iterable(dealt))
     each = len(dealt[own])
     places = tuple(range(own * each, (own + 1) * each))
-    task = replace(request.task, rank=places, ranks=len(every))
-    planned = plan_ranks(node, request._replace(task=task), every, (), allowed)
-    plan = planned.plan
-    ranks = tuple(place._replace(rank=place.rank // each) for place in plan.ranks)
+    task = replace(resolved.task, rank=places, ranks=len(every))
+    planned = plan_ranks(replace(resolved, task=task, entries=every, job=()))
+    result = planned.plan
+    ranks = tuple(place._replace(rank=place.rank // each) for place in result.ranks)
     warnings = tuple(
         warning if warning.rank is None else warning._replace(rank=warning.rank // each)
-        for warning in plan.warnings
+        for warning in result.warnings
     )
-    plan = plan._replace(ranks=ranks, warnings=warnings)
-    return planned._replace(plan=plan, asked=frozenset((own,)))
+    result = result._replace(ranks=ranks, warnings=warnings)
+    return planned._replace(plan=result, asked=frozenset((own,)))
 
 
-def _plan_in_slice(
-    node: Node,
-    options: Options,
+def plan_bound(
+    resolved: Resolved,
     entries: tuple[Entry, ...],
     asked: frozenset[int],
     cpus: CpuSet,
+    because: str,
+    *,
+    remedy: str = "",
 ) -> Planned:
-    """Plan the ranks of a process that a launcher has bound to these CPUs, which are its own.
-
-    Whether other processes have them too is not known.
-    """
-    if not cpus:
-        raise UnsatisfiableError("no CPU is allowed: the launcher's mask has none of this machine")
-    options = replace(options, cpus=None)
+    """Plan the ranks of a process that a launcher has bound to these CPUs, which are its own."""
+    options = replace(resolved.request.options, cpus=None)
     ranks = sorted(asked)
     gpus = gpus_of([entries[rank] for rank in ranks])
-    because = f"a launcher bound the rank to CPUs {format_list(cpus)}"
-    plan = plan_within(node.topology, gpus, cpus, options, because=because)
-    numbered = [place._replace(rank=rank) for rank, place in zip(ranks, plan.ranks, strict=True)]
-    warnings = list(plan.warnings)
-    if MODES[options.mode].unique:
-        message = f"mode {options.mode}: {because}, which other ranks may have, too"
-        warnings.append(PlanWarning("not_unique", message))
-    result = plan._replace(ranks=tuple(numbered), warnings=tuple(warnings))
+    result = plan_within(
+        resolved.node.topology, gpus, cpus, options, because, remedy=remedy, ranks=ranks
+    )
     return Planned(entries, asked, options, result, cpus)
+
+
+def _plan_in_slice(
+    resolved: Resolved, entries: tuple[Entry, ...], asked: frozenset[int]
+) -> Planned:
+    """Plan as `plan_bound`, where it is not known whether other processes have the CPUs too."""
+    cpus = resolved.allowed
+    if not cpus:
+        raise UnsatisfiableError("no CPU is allowed: the launcher's mask has none of this machine")
+    because = f"a launcher bound the rank to CPUs {format_list(cpus)}"
+    planned = plan_bound(resolved, entries, asked, cpus, because)
+    mode = planned.options.mode
+    if not MODES[mode].unique:
+        return planned
+    message = f"mode {mode}: {because}, which other ranks may have, too"
+    return warned(planned, PlanWarning("not_unique", message))
 
 
 def _of_allotment(
@@ -339,23 +342,11 @@ def _of_allotment(
     return replace(options, cpus=cpus), together
 
 
-def plan_entries(
-    node: Node,
-    entries: Sequence[Entry],
-    allowed: CpuSet,
-    options: Options,
-    *,
-    homes: tuple[int | None, ...] | None = None,
-    together: Mapping[int | None, int] | None = None,
-    others: CpuSet = frozenset(),
-    cuts_cores: bool = False,
-) -> Plan:
-    """Plan ranks on these CPUs, of which rank i drives entry i. Raises AffinityError."""
+def demand_of(node: Node, entries: Sequence[Entry], allowed: CpuSet, options: Options) -> Demand:
+    """Return the demand of ranks, of which rank i drives entry i. Raises InvalidRequestError."""
     if len(entries) > MAX_ENTRIES:
         raise InvalidRequestError(f"{len(entries)} GPUs are too many; the most is {MAX_ENTRIES}")
-    gpus = gpus_of(entries)
-    demand = Demand(gpus, allowed, node.usable, options, together or {}, homes, others, cuts_cores)
-    return plan(node.topology, demand)
+    return Demand(gpus_of(entries), allowed, node.usable, options)
 
 
 def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
@@ -394,8 +385,8 @@ def places_of(entry: Entry, job: Sequence[Entry]) -> list[int]:
     """Return where a device is in a job's list: itself, else its GPU. Raises NoSuchGpuError."""
     name, device = entry
     places = [place for place, (_, other) in enumerate(job) if other == device]
-    gpus = (place for place, (_, other) in enumerate(job) if other.gpu.key == device.gpu.key)
-    places = places or list(gpus)
+    if not places:
+        places = [place for place, gpu in enumerate(gpus_of(job)) if gpu.key == device.gpu.key]
     if not places:
         raise NoSuchGpuError(
             f"the caller's GPU {name} ({device.gpu.pci_bus_id}) is not among the job's: "

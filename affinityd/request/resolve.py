@@ -12,7 +12,7 @@ from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.planner import Plan, PlanWarning, RankPlan
 from affinityd.request.devices import Doubt, named
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import job_entries, plan_chosen, plan_ranks
+from affinityd.request.ranks import Resolved, job_entries, plan_chosen, plan_ranks
 from affinityd.request.slurm_task import plan_task
 from affinityd.request.task import AMBIGUOUS, check_gpus, choose_visible, gpus_seen
 from affinityd.text import quote
@@ -139,7 +139,6 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     task = choose_visible(topology, task)
     seen = gpus_seen(topology, task)
     entries = named(seen, task.gpus)
-    job = job_entries(topology, task, entries)
     mask = task.cpuset
     if task.slurm:
         mask = task.slurm.mask or (caller.mask if caller else None)
@@ -148,29 +147,13 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     allowed = node.usable & cpuset if task.slice is None else topology.online & task.slice
     if within is not None:
         allowed &= within
-    planned = None
-    if request.choose:
-        request = request._replace(task=task)
-        cpus = topology.online & cpuset
-        planned = plan_chosen(
-            node, request, seen, entries, cpus=cpus, mask=mask, within=within, allowed=allowed
-        )
-        if task.bound is not None and planned is None:
-            raise BoundError(task.bound)
-    if planned is None and task.slurm:
-        planned = plan_task(
-            node,
-            request,
-            task.slurm,
-            entries,
-            job,
-            mask=mask,
-            cpuset=cpuset,
-            within=within,
-            seen=seen,
-        )
-    elif planned is None:
-        planned = plan_ranks(node, request, entries, job, allowed)
+    job = job_entries(topology, task, entries)
+    resolved = Resolved(node, request, task, seen, entries, job, cpuset, mask, within, allowed)
+    planned = plan_chosen(resolved) if request.choose else None
+    if planned is None and task.bound is not None:
+        raise BoundError(task.bound)
+    if planned is None:
+        planned = plan_task(resolved, task.slurm) if task.slurm else plan_ranks(resolved)
     result, of_gpus = planned.plan, nics_of_gpus(topology)
     warnings = []
     if seen.cut and task.gpus is None:
