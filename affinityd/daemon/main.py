@@ -17,11 +17,11 @@ from affinityd import __version__
 from affinityd.config import ON
 from affinityd.config.settings import Settings
 from affinityd.daemon import release_signals
+from affinityd.daemon.api import ApiState
 from affinityd.daemon.api.app import plans_app, whole_app
 from affinityd.daemon.api.peers import Callers, Connections
-from affinityd.daemon.api.state import ApiState
 from affinityd.daemon.logging import log_on_stdout
-from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.metrics import Metrics
 from affinityd.daemon.servers import Listeners, Server, listening, raise_file_limit
 from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher, notify

@@ -21,7 +21,7 @@ from affinityd.audit.model import ContainerResources
 from affinityd.client.apply import NICS, verbs_files
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.daemon.state.background import FailureLog
+from affinityd.daemon.state import FailureLog
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
 from affinityd.kubernetes import nri as session

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 
 from affinityd.config.settings import Settings
 from affinityd.daemon.api.peers import Connections, PeerProtocol
-from affinityd.daemon.state.background import pause, until_multiple
+from affinityd.daemon.state import pause, until_multiple
 from affinityd.daemon.state.topology_watcher import notify
 from affinityd.errors import FatalError, ListenError
 from affinityd.linux.processes import credentials

@@ -1,1 +1,53 @@
-"""The HTTP API."""
+"""The HTTP API: what its paths answer from, and how OpenAPI describes their refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+from starlette.requests import Request
+
+from affinityd.config.settings import Settings
+from affinityd.daemon.api.peers import Callers
+from affinityd.daemon.metrics import Metrics
+from affinityd.daemon.state.scans import ScanResult
+from affinityd.daemon.state.topology_watcher import TopologyWatcher
+from affinityd.request.document import ProblemDocument
+
+JSON = "application/json"
+TEXT = "text/plain"
+PROBLEM = "application/problem+json"
+
+_REFUSAL = {
+    PROBLEM: {"schema": TypeAdapter(ProblemDocument).json_schema()},
+    TEXT: {"schema": {"type": "string"}},
+}
+
+
+@dataclass(frozen=True)
+class ApiState:
+    """One daemon's node, its metrics, its last scan, and its callers."""
+
+    settings: Settings
+    watcher: TopologyWatcher
+    metrics: Metrics
+    last_scan: Callable[[], ScanResult | None]
+    callers: Callers
+    #: Held by an answer that takes long, so that plans wait for one at a time.
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def state_of(request: Request) -> ApiState:
+    """Return the state of the app that a request was sent to."""
+    return cast("ApiState", request.app.state.api)
+
+
+def refusals(meanings: dict[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Return what OpenAPI says of refusals: an HTTP status → its meaning."""
+    return {
+        status: {"description": meaning, "content": _REFUSAL}
+        for status, meaning in meanings.items()
+    }

@@ -15,12 +15,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from affinityd import __version__
-from affinityd.daemon.api import node, plan
+from affinityd.daemon.api import PROBLEM, TEXT, ApiState, node, plan
 from affinityd.daemon.api.page import page_routes
 from affinityd.daemon.api.peers import is_foreign, peer_of_request
 from affinityd.daemon.api.plan import wants_text
-from affinityd.daemon.api.state import PROBLEM, TEXT, ApiState
-from affinityd.daemon.state.background import in_background
+from affinityd.daemon.state import in_background
 from affinityd.errors import AffinityError, NotReadyError
 from affinityd.json_codec import dumps
 from affinityd.request.document import ProblemDocument

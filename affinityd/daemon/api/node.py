@@ -14,11 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from affinityd.audit.document import ALL, AuditDocument
 from affinityd.config.settings import Settings
+from affinityd.daemon.api import JSON, refusals, state_of
 from affinityd.daemon.api.page import PICTURE_HEADERS, takes_gzip
 from affinityd.daemon.api.peers import peer_of_request, reader_of
 from affinityd.daemon.api.plan import DESCRIBED, NO_PLAN, NOT_READ, read_query
-from affinityd.daemon.api.state import JSON, refusals, state_of
-from affinityd.daemon.state.background import in_background
+from affinityd.daemon.state import in_background
 from affinityd.errors import InvalidRequestError, NotScannedError
 from affinityd.json_codec import dumps
 from affinityd.machines import BUSY

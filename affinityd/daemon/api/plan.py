@@ -13,9 +13,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from affinityd.config import OBSERVE
+from affinityd.daemon.api import JSON, TEXT, refusals, state_of
 from affinityd.daemon.api.peers import peer_of_request
-from affinityd.daemon.api.state import JSON, TEXT, refusals, state_of
-from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.metrics import Metrics
 from affinityd.errors import AffinityError, BoundError, InvalidRequestError
 from affinityd.json_codec import dumps
 from affinityd.request import resolve

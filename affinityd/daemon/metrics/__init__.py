@@ -1,18 +1,34 @@
-"""Prometheus metrics as rows of a table: each row is one value of many objects."""
+"""The daemon's Prometheus metrics, on a registry of their own.
+
+Most are rows of a table: each row is one value of many objects.
+"""
 
 from __future__ import annotations
 
+from collections import Counter as Count
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from affinityd import __version__
+from affinityd.audit.document import AuditGpuDocument
+from affinityd.daemon.state.scans import METRICS, ScanResult
+from affinityd.daemon.state.topology_watcher import KnownNode
+from affinityd.linux.processes import since_boot
 from affinityd.text import one_line
-from affinityd.topology.model import Gpu
-
-if TYPE_CHECKING:
-    from affinityd.audit.document import AuditGpuDocument
+from affinityd.topology.model import Gpu, Node
+from affinityd.topology.rdma import nics_of_gpus
 
 T = TypeVar("T")
 
@@ -65,3 +81,181 @@ def filled(
 def whole(families: Iterable[MetricFamily[T]], thing: T) -> Iterator[Metric]:
     """Yield metrics without labels."""
     return filled(families, [((), thing)])
+
+
+#: Seconds. A plan takes about a millisecond; a new reading of the machine may come before it.
+BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+NODE_FAMILIES: tuple[MetricFamily[Node], ...] = (
+    MetricFamily(
+        "affinityd_cpus",
+        "Logical CPUs of the node, by state.",
+        lambda node: {
+            "online": len(node.topology.online),
+            "reserved": len(node.reserved & node.topology.online),
+        },
+        "state",
+    ),
+    MetricFamily(
+        "affinityd_gpus",
+        "GPUs of the node, by vendor.",
+        lambda node: Count(gpu.vendor for gpu in node.topology.gpus),
+        "vendor",
+    ),
+    MetricFamily(
+        "affinityd_topology_generation",
+        "Grows by one each time the topology was read again and differed.",
+        lambda node: node.generation,
+    ),
+)
+
+GPU_FAMILIES: tuple[MetricFamily[Gpu], ...] = (
+    MetricFamily(
+        "affinityd_gpu_numa_node",
+        "The NUMA node of each GPU; a GPU whose node is not known has no sample.",
+        lambda gpu: gpu.numa_node,
+    ),
+)
+
+#: By GPU and RDMA port, which is named as in node_exporter's infiniband collector.
+NIC_FAMILIES: tuple[MetricFamily[int], ...] = (
+    MetricFamily(
+        "affinityd_gpu_nic_info",
+        "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
+        lambda number: number,
+    ),
+)
+
+#: Of the daemon itself. A scan that hangs shows only by its age.
+DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
+    MetricFamily(
+        "affinityd_scan_interval_seconds",
+        "How often the processes are scanned.",
+        lambda metrics: metrics.scan_interval,
+    ),
+    MetricFamily(
+        "affinityd_scan_age_seconds",
+        "How long ago the last finished scan of the processes began.",
+        lambda metrics: metrics.scan_age,
+    ),
+)
+
+#: After these or three intervals without a scan, what the last one found would be served as if it
+#: were so now, and keep alerts of ended jobs firing.
+OLD_SECONDS = 300.0
+
+#: The HTTP statuses of plans that are refused: the errors of `affinityd.errors`.
+REFUSALS = ("404", "409", "422", "503")
+
+#: The start of each series is of no use here, and would double a scrape.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+def _nics(node: Node) -> list[tuple[tuple[str, ...], int]]:
+    nics = nics_of_gpus(node.topology)
+    return [
+        ((*gpu_labels(gpu), one_line(near.port.device), str(near.port.number), near.link), 1)
+        for gpu in node.topology.gpus
+        for near in nics[gpu.key].best()
+    ]
+
+
+class Metrics:
+    """The daemon's counters, and its metrics of the node and the processes."""
+
+    def __init__(
+        self,
+        machine: KnownNode,
+        last_scan: Callable[[], ScanResult | None],
+        *,
+        scan_interval: float | None = None,
+        demo: str | None = None,
+    ) -> None:
+        """Take the sources of the node and of the last scan, read at each scrape.
+
+        `scan_interval`: seconds between two scans; None: there are none. `demo`: the
+        machine whose processes are made up.
+        """
+        self.scan_interval: float | None = scan_interval
+        self.last_scan = last_scan
+        self._machine = machine
+        self._more: dict[str, Callable[[], Iterator[Metric]]] = {}
+        self._registry = registry = CollectorRegistry()
+        self.plans = Counter(
+            "affinityd_plans",
+            "Requests for a plan, by mode, by result (ok, or the HTTP status of the refusal), "
+            "by the worst locality of any rank, and by client: job for the format that jobs take, "
+            "other for people, pages and pods' init.",
+            ("mode", "result", "locality", "client"),
+            registry=registry,
+        )
+        for status in REFUSALS:  # a rate does not see the first refusals of a series without a 0
+            self.plans.labels("", status, "", "job")
+        self.plan_seconds = Histogram(
+            "affinityd_plan_duration_seconds",
+            "Seconds that planning took; a remembered answer is not planned again.",
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self.observed_plans = Counter(
+            "affinityd_observed_plans",
+            "Plans that were not applied because of AFFINITYD=observe; before: where the process "
+            "ran; after: the plan's worst locality.",
+            ("before", "after"),
+            registry=registry,
+        )
+        self.slurm_slices = Counter(
+            "affinityd_slurm_slices",
+            "Plans for tasks of Slurm's steps. kept: the task has the CPUs that Slurm bound it to; "
+            "dealt: tasks exchanged far ones; bound: the user bound it, and it stays; none: it has "
+            "no CPUs of its own.",
+            ("result",),
+            registry=registry,
+        )
+        self.refused_connections = Counter(
+            "affinityd_refused_connections",
+            "Connections closed for a new one of a user who had the most that one may have.",
+            registry=registry,
+        )
+        self.failed_scans = Counter(
+            "affinityd_scan_failures",
+            "Scans of the processes that failed; the last good one stays, and its age grows.",
+            registry=None if scan_interval is None else registry,
+        )
+        build = {"version": __version__}
+        if demo is not None:
+            build["demo"] = demo
+        Info("affinityd_build", "The daemon's version.", registry=registry).info(build)
+        registry.register(self)
+        ProcessCollector(registry=registry)
+
+    @property
+    def scan_age(self) -> float | None:
+        """Seconds since the last finished scan began; None: there was none."""
+        last = self.last_scan()
+        return None if last is None else since_boot() - last.boot
+
+    def show(self, name: str, collect: Callable[[], Iterator[Metric]]) -> None:
+        """Show metrics from now on instead of those of that name."""
+        self._more = {**self._more, name: collect}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that are computed at each scrape."""
+        if node := self._machine.known:
+            yield from whole(NODE_FAMILIES, node)
+            gpus = [(gpu_labels(gpu), gpu) for gpu in node.topology.gpus]
+            yield from filled(GPU_FAMILIES, gpus, GPU_LABELS)
+            yield from filled(NIC_FAMILIES, _nics(node), (*GPU_LABELS, "device", "port", "link"))
+        yield from whole(DAEMON_FAMILIES, self)
+        for collect in self._more.values():
+            yield from collect()
+
+    def exposition(self) -> bytes:
+        """Return all of them in Prometheus' text form; of the last scan unless it is old."""
+        own = generate_latest(self._registry)
+        last = self.last_scan()
+        if last is None or since_boot() - last.boot > max(
+            OLD_SECONDS, 3 * (self.scan_interval or 0)
+        ):
+            return own
+        return last.texts[METRICS] + own

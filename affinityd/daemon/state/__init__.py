@@ -1,1 +1,87 @@
-"""The daemon's knowledge of its node, kept current."""
+"""The daemon's knowledge of its node, kept current; work beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from affinityd.errors import FatalError
+from affinityd.threads import started
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+async def in_background(work: Callable[[], T]) -> T:
+    """Return the result of `work`, or raise its exception, from a thread of its own.
+
+    Unlike asyncio.to_thread's, the thread does not delay the process's end: a driver may block
+    the caller for longer than a stop may take.
+    """
+    return await asyncio.wrap_future(started(work))
+
+
+def until_multiple(seconds: float) -> float:
+    """Return how long it is until the loop's time is a multiple: such waits wake up together."""
+    return seconds - asyncio.get_running_loop().time() % seconds
+
+
+async def pause(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, or so many seconds.
+
+    asyncio.wait_for would, before Python 3.12, lose a cancellation at the moment of the event.
+    """
+    coming = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({coming}, timeout=seconds)
+    finally:
+        coming.cancel()
+
+
+class FailureLog:
+    """Logs the failures of one kind of work; equal failures in a row are logged once."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        expected: tuple[type[Exception], ...] = (),
+        count: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take the log's line, the errors that are no bugs, and the counter of failures."""
+        self._message = message
+        self._expected = expected
+        self._count = count
+        self._last = ""
+
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """Log the block's exception, and go on after it. Raises only FatalError.
+
+        The log has the reason of an expected error, and the traceback of any other.
+        """
+        try:
+            yield
+        except FatalError:
+            raise
+        except Exception as error:
+            self._count()
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            last = self._last
+            self._last = f"{type(error)} {reason}"
+            if last == self._last:
+                return
+            if isinstance(error, self._expected):
+                log.warning("%s: %s", self._message, reason)
+            else:
+                log.exception("%s", self._message)
+        else:
+            self.forget()
+
+    def forget(self) -> None:
+        """Have the next failure logged, also if it equals the last one."""
+        self._last = ""

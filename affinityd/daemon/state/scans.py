@@ -20,16 +20,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from gzip import compress
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING
 
-from affinityd.daemon.state.background import FailureLog, in_background
+from affinityd.audit.model import ContainerNames
+from affinityd.daemon.state import FailureLog, in_background
+from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.errors import FatalError
 from affinityd.linux.syscalls import end_with
-
-if TYPE_CHECKING:
-    from affinityd.audit.model import ContainerNames
-    from affinityd.daemon.state.topology_watcher import KnownNode
-    from affinityd.topology.model import Topology
+from affinityd.topology.model import Topology
 
 #: A scan takes at most 20 s, and the work on it a few: one that takes longer hangs.
 HUNG_SECONDS = 120.0
@@ -57,7 +54,7 @@ class ScanResult:
         return self._compressed[name]
 
 
-Scan = Callable[["Topology", "ContainerNames"], ScanResult]
+Scan = Callable[[Topology, ContainerNames], ScanResult]
 
 
 class ScanChild:

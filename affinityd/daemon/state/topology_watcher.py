@@ -17,7 +17,7 @@ from typing import Protocol
 
 from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
-from affinityd.daemon.state.background import FailureLog, in_background, pause, until_multiple
+from affinityd.daemon.state import FailureLog, in_background, pause, until_multiple
 from affinityd.errors import AffinityError, FailingFileError, NotReadyError
 from affinityd.linux.files import content, sweep
 from affinityd.text import count

@@ -17,11 +17,10 @@ from starlette.types import ASGIApp
 
 from affinityd.audit.document import ALL, COUNTS, AuditDocument
 from affinityd.config.settings import Settings
-from affinityd.daemon.api import peers, plan
+from affinityd.daemon.api import ApiState, peers, plan
 from affinityd.daemon.api.app import MOST_IN_TURN, OPENAPI, whole_app
 from affinityd.daemon.api.peers import KEY, Callers, Peer, reader_of
-from affinityd.daemon.api.state import ApiState
-from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.metrics import Metrics
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.linux.processes import Credentials
 from affinityd.request.resolve import Reply

@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 
 from affinityd.config.settings import Settings
-from affinityd.daemon.metrics import MetricFamily, audit, registry
+from affinityd.daemon import metrics
+from affinityd.daemon.metrics import MetricFamily, audit
 from affinityd.daemon.nri import NriPlugin
 from affinityd.daemon.state.topology_watcher import KnownNode
 from tests.support.paths import REPOSITORY
@@ -23,7 +24,7 @@ def exported() -> set[str]:
     """Return the names of all series that a daemon may export."""
     names = {
         family.name
-        for module in (audit, registry)
+        for module in (audit, metrics)
         for table in vars(module).values()
         if isinstance(table, tuple)
         for family in table
@@ -31,8 +32,8 @@ def exported() -> set[str]:
     }
     plugin = NriPlugin(Settings(), KnownNode(), lambda: None)
     names.update(sample.name for metric in plugin.metrics() for sample in metric.samples)
-    metrics = registry.Metrics(KnownNode(), lambda: None, scan_interval=15).exposition().decode()
-    for name, kind in re.findall(r"# TYPE (\w+) (\w+)", metrics):
+    own = metrics.Metrics(KnownNode(), lambda: None, scan_interval=15).exposition().decode()
+    for name, kind in re.findall(r"# TYPE (\w+) (\w+)", own):
         names.update(f"{name}{suffix}" for suffix in SERIES.get(kind, ("",)))
     return names
 

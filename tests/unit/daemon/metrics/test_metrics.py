@@ -9,8 +9,8 @@ import pytest
 from affinityd import errors
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, Job, Scan
+from affinityd.daemon.metrics import Metrics
 from affinityd.daemon.metrics.audit import ENDED_JOBS_KEPT, OTHERS, JobRow, JobSeries
-from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.linux.processes import since_boot
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
@@ -172,7 +172,7 @@ def test_the_metrics_of_a_scan_are_left_out_when_it_is_old_and_its_age_is_not(
     _, (result,) = scanned_by(FOUND)
     metrics = Metrics(KnownNode(), lambda: result, scan_interval=interval)
     now = result.boot + passed
-    monkeypatch.setattr("affinityd.daemon.metrics.registry.since_boot", lambda: now)
+    monkeypatch.setattr("affinityd.daemon.metrics.since_boot", lambda: now)
     lines = told(metrics)
     assert samples(lines, "scan_age_seconds")[""] == pytest.approx(passed)
     assert bool(samples(lines, "gpu_orphan_processes")) == is_served
