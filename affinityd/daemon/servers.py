@@ -14,7 +14,6 @@ import os
 import resource
 import socket
 import stat
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from starlette.types import ASGIApp
 
 from affinityd.config.settings import Settings
 from affinityd.daemon.api.peers import Connections, PeerProtocol
-from affinityd.daemon.state import pause, until_multiple
+from affinityd.daemon.state import pause
 from affinityd.daemon.state.topology_watcher import notify
 from affinityd.errors import FatalError, ListenError
 from affinityd.linux.processes import credentials
@@ -36,8 +35,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 512  #: connections that wait: clients would not wait for more to be accepted
 WRITABLE_BY_ALL = 0o666  #: the job of every user of the node must reach the daemon
 CHECK_SECONDS = 2.0  #: how often the socket's file is looked for, with the watcher's checks
-DRAIN_SECONDS = 5.0  #: how long requests that are under way at SIGTERM may take
-DRAIN_PAUSE = 0.05  #: seconds between two looks whether they have ended
+DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Listeners:
         """
         while self.is_reachable():
             notify("WATCHDOG=1")
-            await asyncio.sleep(until_multiple(CHECK_SECONDS))
+            await asyncio.sleep(CHECK_SECONDS)
         raise FatalError(f"{self.path} is gone, or another process's")
 
 
@@ -194,6 +192,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 backlog=BACKLOG,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
             )
         )
 
@@ -208,32 +207,11 @@ class Server(uvicorn.Server):
         """
         while not self.should_exit:
             await self.on_tick(0)
-            await pause(self._end, until_multiple(CHECK_SECONDS))
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the sockets, and end the connections once their requests are answered.
-
-        uvicorn's own waits for ever, after a second signal, for a client that reads nothing.
-        """
-        for server in self.servers:
-            server.close()
-        for listener in sockets or []:
-            listener.close()
-        connections = self.server_state.connections
-        for connection in list(connections):
-            connection.shutdown()
-        late = time.monotonic() + DRAIN_SECONDS
-        while connections and not self.force_exit and time.monotonic() < late:  # noqa: ASYNC110
-            await asyncio.sleep(DRAIN_PAUSE)
-        # What is still under way is no error from here on.
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-        for connection in list(connections):
-            connection.transport.abort()
-        await asyncio.sleep(0)  # the loop tells the requests that their clients are gone
+            await pause(self._end, CHECK_SECONDS)
 
     def end(self) -> None:
-        """Answer the pending requests and end; when called twice, end at once."""
-        self.force_exit = self.should_exit
+        """Answer the pending requests and end. What is late by then is no error."""
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self.should_exit = True
         self._end.set()
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
-from affinityd.daemon.state import FailureLog, in_background, pause, until_multiple
+from affinityd.daemon.state import FailureLog, in_background, pause
 from affinityd.errors import AffinityError, FailingFileError, NotReadyError
 from affinityd.linux.files import content, sweep
 from affinityd.text import count
@@ -129,7 +129,7 @@ class TopologyWatcher(KnownNode):
         """
         self._wanted.set()
         while True:
-            await pause(self._wanted, until_multiple(DRIVER_CHECK_SECONDS))
+            await pause(self._wanted, DRIVER_CHECK_SECONDS)
             if self.known is None or self._wanted.is_set() or self._drivers_differ():
                 self._wanted.clear()
                 async with self._asking:
