@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 
 import uvloop
+from anyio import to_thread
 
 from affinityd import __version__
 from affinityd.config import ON
@@ -69,6 +70,8 @@ async def _serve(
     scans: ScanChild | None,
     listeners: Listeners,
 ) -> None:
+    # What is answered from threads is answered one at a time: plans wait for as little as can be.
+    to_thread.current_default_thread_limiter().total_tokens = 1
     if scans is None:
         settings = replace(settings, scan_interval=None)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic import TypeAdapter
@@ -36,8 +35,6 @@ class ApiState:
     metrics: Metrics
     last_scan: Callable[[], ScanResult | None]
     callers: Callers
-    #: Held by an answer that takes long, so that plans wait for one at a time.
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 def state_of(request: Request) -> ApiState:

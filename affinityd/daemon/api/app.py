@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,7 +20,6 @@ from affinityd.daemon.api import PROBLEM, TEXT, ApiState, node, plan
 from affinityd.daemon.api.page import page_routes
 from affinityd.daemon.api.peers import is_foreign, peer_of_request
 from affinityd.daemon.api.plan import wants_text
-from affinityd.daemon.state import in_background
 from affinityd.errors import AffinityError, NotReadyError
 from affinityd.json_codec import dumps
 from affinityd.request.document import ProblemDocument
@@ -45,13 +45,12 @@ def whole_app(state: ApiState) -> FastAPI:
         lines = [f"GET {path:<{width}}  {summary}" for path, summary in rows.items()]
         return "\n".join((f"affinityd {__version__} answers", "", *lines, ""))
 
-    async def openapi(_: Request) -> Response:
-        """Answer with OpenAPI's document; to make it takes most of a second."""
-        async with state.turn:
-            return JSONResponse(await in_background(app.openapi))
+    def openapi() -> Response:
+        """Answer with OpenAPI's document, from a thread: to make it takes most of a second."""
+        return JSONResponse(app.openapi())
 
     app = _app(state, f"see {OPENAPI}")
-    app.add_route(OPENAPI, openapi, include_in_schema=False)
+    app.add_api_route(OPENAPI, openapi, include_in_schema=False)
     app.include_router(plan.router)
     app.include_router(node.router)
     for page in page_routes(state.watcher, state.settings, listed):
@@ -91,6 +90,7 @@ def _app(state: ApiState, remedy: str) -> FastAPI:
         },
     )
     app.state.api = state
+    app.add_middleware(GZipMiddleware, compresslevel=1)
     app.add_middleware(OtherSites)
     app.add_middleware(Turns)
     return app

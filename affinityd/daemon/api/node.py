@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from gzip import compress
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -15,10 +12,9 @@ from starlette.responses import PlainTextResponse, Response
 from affinityd.audit.document import ALL, AuditDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import JSON, refusals, state_of
-from affinityd.daemon.api.page import PICTURE_HEADERS, takes_gzip
+from affinityd.daemon.api.page import PICTURE_HEADERS
 from affinityd.daemon.api.peers import peer_of_request, reader_of
 from affinityd.daemon.api.plan import DESCRIBED, NO_PLAN, NOT_READ, read_query
-from affinityd.daemon.state import in_background
 from affinityd.errors import InvalidRequestError, NotScannedError
 from affinityd.json_codec import dumps
 from affinityd.machines import BUSY
@@ -33,7 +29,6 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _DOCUMENT_HEADERS = {
     "cache-control": "no-store",
     "cross-origin-resource-policy": "same-origin",
-    "vary": "accept-encoding",
     "x-content-type-options": "nosniff",
 }
 _NO_DOCUMENT = {
@@ -65,16 +60,9 @@ async def topology(request: Request) -> Response:
 
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
-async def metrics(request: Request) -> Response:
-    """Answer with the metrics."""
-    state = state_of(request)
-    headers = {"content-type": PROMETHEUS, "vary": "accept-encoding"}
-    async with state.turn:
-        body = await in_background(state.metrics.exposition)
-        if takes_gzip(request):
-            headers["content-encoding"] = "gzip"
-            body = await in_background(partial(compress, body, 6))
-    return Response(body, headers=headers)
+def metrics(request: Request) -> Response:
+    """Answer with the metrics, from a thread: there may be many."""
+    return Response(state_of(request).metrics.exposition(), media_type=PROMETHEUS)
 
 
 @router.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)
@@ -138,12 +126,7 @@ async def audit(request: Request) -> Response:
     headers = {**_DOCUMENT_HEADERS, "etag": tag}
     if request.headers.get("if-none-match") == tag:  # the page asks often
         return Response(status_code=304, headers=headers)
-    as_gzip = takes_gzip(request)
-    if as_gzip:
-        headers["content-encoding"] = "gzip"
-    async with state.turn:
-        document = await in_background(partial(last.document, reader, as_gzip=as_gzip))
-    return Response(document, media_type=JSON, headers=headers)
+    return Response(last.texts[reader], media_type=JSON, headers=headers)
 
 
 def _no_scan(settings: Settings) -> NotScannedError:

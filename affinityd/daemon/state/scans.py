@@ -16,9 +16,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from gzip import compress
 from multiprocessing.connection import Connection, Pipe
 
 from affinityd.audit.model import ContainerNames
@@ -42,16 +41,7 @@ class ScanResult:
     """The part of a scan that the daemon keeps."""
 
     boot: float  #: when the scan began, seconds since boot
-    texts: Mapping[str, bytes]
-    _compressed: dict[str, bytes] = field(default_factory=dict)
-
-    def document(self, name: str, *, as_gzip: bool = False) -> bytes:
-        """Return ALL or COUNTS; it is compressed once a scan, since pages ask often."""
-        if not as_gzip:
-            return self.texts[name]
-        if name not in self._compressed:
-            self._compressed[name] = compress(self.texts[name], 6)
-        return self._compressed[name]
+    texts: Mapping[str, bytes]  #: the metrics and the documents of /audit, by name
 
 
 Scan = Callable[[Topology, ContainerNames], ScanResult]

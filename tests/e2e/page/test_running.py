@@ -1,7 +1,5 @@
 """What runs now, on the page: processes over a forwarded socket, counts over TCP."""
 
-import gzip
-import json
 import shutil
 import signal
 import socket
@@ -138,21 +136,6 @@ def test_the_same_scan_is_not_sent_twice(node: ScanningNode) -> None:
 
     eventually(is_known, "it is asked twice between two scans")
     assert node.daemon.get("/audit", **{"if-none-match": '"older"'}).status == 200
-
-
-@pytest.mark.usefixtures("pid")
-def test_a_document_is_sent_compressed_to_who_takes_it(node: ScanningNode) -> None:
-    def is_the_same() -> bool:
-        replies = [
-            node.daemon.get("/audit", **{"if-none-match": '""'}),
-            node.daemon.get("/audit", **{"accept-encoding": "gzip, br"}),
-        ]
-        assert [it.headers.get("content-encoding") for it in replies] == [None, "gzip"]
-        plain, packed = replies[0].json, json.loads(gzip.decompress(replies[1].body))
-        assert plain["processes"][0]["masks"] == FAR
-        return bool(plain == packed)
-
-    eventually(is_the_same, "both are of the same scan")
 
 
 # A port that leads to a unix socket, as `ssh -L` makes one.

@@ -128,13 +128,11 @@ def test_head_is_answered_as_get_without_the_body(daemon: Daemon, target: str) -
     assert answers == answers[:1] * 4
 
 
-def test_metrics_are_compressed_where_that_is_asked_for(daemon: Daemon) -> None:
-    plain, packed = daemon.get("/metrics"), daemon.get("/metrics", **{"accept-encoding": "gzip"})
+def test_an_answer_is_compressed_where_that_is_asked_for(daemon: Daemon) -> None:
+    plain, packed = daemon.get("/topology"), daemon.get("/topology", **{"accept-encoding": "gzip"})
     codings = [it.headers.get("content-encoding") for it in (plain, packed)]
     assert codings == [None, "gzip"]
-    bodies = (plain.body, decompress(packed.body))
-    names = [set(re.findall(rb"\naffinityd\w+", body)) for body in bodies]
-    assert names[0] == names[1] != set()
+    assert decompress(packed.body) == plain.body
     assert len(packed.body) < len(plain.body) / 4
 
 

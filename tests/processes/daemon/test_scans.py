@@ -47,7 +47,7 @@ def scanned(child: ScanChild) -> ScanResult:
 
 
 def document(result: ScanResult, reader: str) -> dict[str, Any]:
-    return json.loads(result.document(reader))  # type: ignore[no-any-return]
+    return json.loads(result.texts[reader])  # type: ignore[no-any-return]
 
 
 def test_metrics_and_documents_of_a_scan_come_back() -> None:

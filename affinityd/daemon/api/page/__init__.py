@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from gzip import compress, decompress
 from html import escape
 from importlib.resources import files
 from shlex import quote
@@ -11,7 +10,7 @@ from string import Template
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from affinityd import __version__
@@ -55,7 +54,7 @@ def page_routes(
     watcher: TopologyWatcher, settings: Settings, listed: Callable[[], str]
 ) -> list[Route]:
     """Return / with the page for browsers, or what `listed` returns for others, and its files."""
-    last: tuple[Node, bytes] | None = None
+    last: tuple[Node, str] | None = None
 
     async def root(request: Request) -> Response:
         nonlocal last
@@ -63,35 +62,22 @@ def page_routes(
             return PlainTextResponse(listed(), headers={"vary": "accept"})
         await watcher.refresh()
         if last is None or last[0] is not watcher.node:  # else plans would wait for each page
-            last = watcher.node, compress(page(watcher.node, settings).encode())
-        return compressed(request, last[1], "text/html; charset=utf-8")
+            last = watcher.node, page(watcher.node, settings)
+        return HTMLResponse(last[1], headers=HEADERS)
 
-    texts = {name: compress((files(__package__) / name).read_bytes()) for name in FILES}
-    texts["picture.css"] = compress(stylesheet().encode())
+    texts = {name: (files(__package__) / name).read_text(encoding="utf-8") for name in FILES}
+    texts["picture.css"] = stylesheet()
 
     async def file(request: Request) -> Response:
         name = request.url.path[1:]
         media_type = "text/css" if name.endswith(".css") else "text/javascript"
-        return compressed(request, texts[name], f"{media_type}; charset=utf-8")
+        return Response(texts[name], media_type=media_type, headers=HEADERS)
 
     return [Route("/", root), *(Route(f"/{name}", file) for name in texts)]
 
 
-def compressed(request: Request, body: bytes, content_type: str) -> Response:
-    """Return a file of the page, compressed unless the browser refuses that."""
-    headers = {**HEADERS, "content-type": content_type, "vary": "accept, accept-encoding"}
-    if takes_gzip(request):
-        return Response(body, headers={**headers, "content-encoding": "gzip"})
-    return Response(decompress(body), headers=headers)
-
-
-def takes_gzip(request: Request) -> bool:
-    """Return whether a client takes an answer that is compressed, as every browser does."""
-    return "gzip" in request.headers.get("accept-encoding", "")
-
-
 def page(node: Node, settings: Settings) -> str:
-    """Return the HTML of a node's page, which names the daemon's socket and its scan interval."""
+    """Return the HTML of a node's page."""
     topology = node.topology
     template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
     return template.substitute(

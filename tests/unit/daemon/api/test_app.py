@@ -5,10 +5,8 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from gzip import decompress
 from http import HTTPStatus
 from pathlib import Path
-from threading import current_thread, main_thread
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +16,7 @@ from starlette.types import ASGIApp
 from affinityd.audit.document import ALL, COUNTS, AuditDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import ApiState, peers, plan
-from affinityd.daemon.api.app import MOST_IN_TURN, OPENAPI, whole_app
+from affinityd.daemon.api.app import MOST_IN_TURN, whole_app
 from affinityd.daemon.api.peers import KEY, Callers, Peer, reader_of
 from affinityd.daemon.metrics import Metrics
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
@@ -100,17 +98,10 @@ def test_the_document_shows_those_processes_and_counts_all(
     reader: str, sees: str, shown: list[int] | None
 ) -> None:
     _, (result,) = scanned(FOUND)
-    body = result.document(reader)
+    body = result.texts[reader]
     answer = exactly(AuditDocument, body)
     assert (answer.sees, pids(body)) == (sees, shown)
     assert (answer.gpus[0].processes or {})["local"] == 3
-
-
-def test_a_document_is_compressed_once() -> None:
-    _, (result,) = scanned(FOUND)
-    packed = [result.document(ALL, as_gzip=True) for _ in "12"]
-    assert decompress(packed[0]) == result.document(ALL)
-    assert packed[0] is packed[1]
 
 
 def app_of(watcher: TopologyWatcher) -> ASGIApp:
@@ -162,24 +153,6 @@ async def test_a_bug_is_a_500_of_one_line(
     assert (status, text.count("\n"), "it is so" in text) == (500, 1, False)
     title = text.partition(":")[0] if accept == b"text/plain" else json.loads(text)["title"]
     assert title == "Internal error"
-
-
-async def test_the_description_of_the_api_is_made_beside_the_loop_in_its_turn(
-    tmp_path: Path,
-) -> None:
-    watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
-    state = ApiState(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None, Callers())
-    app = whole_app(state)
-    threads = []
-
-    def describe() -> dict[str, str]:
-        threads.append(current_thread())
-        assert state.turn.locked()
-        return {"openapi": "3"}
-
-    app.openapi = describe  # type: ignore[method-assign]
-    assert await answered(watcher, app=app, path=OPENAPI) == (200, '{"openapi":"3"}')
-    assert threads != [main_thread()]
 
 
 @pytest.mark.parametrize("path", ["/plan", "/topology", "/topology.svg"])
