@@ -177,15 +177,6 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
     """Return the document: everything, or without `names_all` only counts."""
     cpulist = cache(format_list)  # there are many processes and few masks
     remedies = Remedies(topology, scan)
-
-    def cure(state: str, process: AuditedProcess) -> str | None:
-        if state == verdict.ORPHAN:
-            return remedies.end(process)
-        if state == verdict.WAITING:
-            waits = waits_of(process, scan.waits)
-            return waits.remedy if waits else None
-        return str(remedies.of(process))
-
     states = verdict.states(scan)
     by_gpu = defaultdict(list)
     for process in scan.processes:
@@ -206,7 +197,7 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
         skipped=scan.skipped,
         numa_balancing=scan.numa_balancing,
         notices=scan.notices,
-        verdict=[*verdict.verdict(scan, cure if names_all else None)],
+        verdict=[*verdict.verdict(topology, scan, remedies if names_all else None)],
         demo=scan.demo,
         pin_overlaps=(
             [AuditOverlapDocument(cpulist(cpus), owners) for owners, cpus in overlaps]

@@ -59,18 +59,6 @@ def reset_gpu(pci_bus_id: str = "PCI-ADDRESS") -> str:
     )
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """The remedy of a mismatch."""
-
-    why: str
-    command: str | None = None  #: that does it; None: no command does
-
-    def __str__(self) -> str:
-        """Return it as a sentence."""
-        return self.why if self.command is None else f"{self.why}; {self.command} fixes it now"
-
-
 class Remedies:
     """The remedies of the mismatches of one scan.
 
@@ -94,24 +82,23 @@ class Remedies:
 
     def sentence(self, process: AuditedProcess) -> str | None:
         """Return the remedies of all that is wrong with a process; None: it needs none."""
-        remedies = (self.of(process), self.end(process))
-        return "; ".join(str(remedy) for remedy in remedies if remedy is not None) or None
+        return "; ".join(filter(None, (self.of(process), self.end(process)))) or None
 
-    def of(self, process: AuditedProcess) -> Remedy | None:
+    def of(self, process: AuditedProcess) -> str | None:
         """Return the remedy of a process's placement; None: it needs none, or there is none."""
         if not process.is_mismatch or process.cause is None:
             return None
         near = self._near(process.facts.gpus)
         place = f"{near}, near CPUs {format_list(near.cpus)}"
         if process.cause == ALLOCATION:
-            return Remedy(f"{place}, and {self._allocated(process.facts, near)}")
+            return f"{place}, and {self._allocated(process.facts, near)}"
         why = f"{place}, and its cpuset has CPUs there"
         if process.cause == UNPINNED:
             why = f"it may run on every CPU, and {place}"
         if process.facts.membership.scheduler == KUBERNETES:
-            return Remedy(f"{why}; {BY_RUNTIME}")
+            return f"{why}; {BY_RUNTIME}"
         start = "; start it with affinityd exec" if process.cause == UNPINNED else ""
-        return Remedy(f"{why}{start}", self._pin(process, near.gpus))
+        return f"{why}{start}; {self._pin(process, near.gpus)} fixes it now"
 
     def of_memory(self, process: AuditedProcess, memory: HostMemory) -> str | None:
         """Return the remedy of its far memory; None: it needs none."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from affinityd.audit.model import AuditedProcess, Scan
-from affinityd.audit.remedies import RESCAN, reset_gpu
+from affinityd.audit.remedies import RESCAN, Remedies, reset_gpu
+from affinityd.audit.waits import remedy as wait_remedy
 from affinityd.cpuset import several
 from affinityd.grouping import grouped
 from affinityd.json_codec import OneOf
 from affinityd.text import count
-from affinityd.topology.model import GpuKey, Keys, moved
+from affinityd.topology.model import GpuKey, Keys, Topology, moved
 from affinityd.topology.nearness import UNPINNED
 
 LOST, FAR, ORPHAN, WAITING, UNKNOWN = "lost", "far", "orphan", "waiting", "unknown"
@@ -40,10 +41,10 @@ SEE_AUDIT = "see affinityd audit as root on the node"
 
 @dataclass(frozen=True)
 class Concern:
-    """GPUs of a finding with one cause."""
+    """GPUs of a finding with one cause and one remedy."""
 
     gpus: str  #: GPU 0, or GPUs 0-3
-    why: str  #: the job and user, or why the GPUs are not known
+    why: str  #: the processes with their job, user and cause, or why the GPUs are not known
     remedy: str | None = None  #: None: none is known, or the finding's
 
 
@@ -57,6 +58,23 @@ class Finding:
     concerns: Sequence[Concern] = ()  #: those of processes only for a reader that may see them
 
 
+#: State that is a finding → what its GPUs are, and what helps in general.
+FINDINGS: Mapping[str, tuple[str, str | None]] = {
+    LOST: ("lost or hung", reset_gpu()),
+    FAR: (
+        "used from far away",
+        "pin the processes near their GPU (affinityd pin), or have the scheduler give near CPUs",
+    ),
+    ORPHAN: ("held by processes of no living job, or that have ended", SEE_AUDIT),
+    WAITING: ("waiting for CPUs", SEE_AUDIT),
+    UNPINNED: (
+        "used by unpinned processes, which may run far away",
+        "start jobs by the TaskProlog, affinityd exec or /affinity/run",
+    ),
+    UNKNOWN: ("impossible to judge", None),
+}
+
+
 def waits_long(process: AuditedProcess, scan: Scan) -> bool:
     """Return whether the threads of a process wait for CPUs so long that it matters."""
     waits = scan.waits.get(process.facts.pid)
@@ -65,46 +83,25 @@ def waits_long(process: AuditedProcess, scan: Scan) -> bool:
     return waits.waited > LONG_WAIT * waits.seconds and waits.cause is not None
 
 
-@dataclass(frozen=True)
-class FindingKind:
-    """A state that is a finding: what its GPUs are, and what helps in general."""
-
-    text: str
-    remedy: str | None = None
-    #: Whether a process makes its GPUs such; None: no process does.
-    concerns: Callable[[AuditedProcess, Scan], bool] | None = None
-
-
-FINDINGS: Mapping[str, FindingKind] = {
-    LOST: FindingKind("lost or hung", reset_gpu()),
-    FAR: FindingKind(
-        "used from far away",
-        "pin the processes near their GPU (affinityd pin), or have the scheduler give near CPUs",
-        lambda process, _: process.is_mismatch and process.cause != UNPINNED,
-    ),
-    ORPHAN: FindingKind(
-        "held by processes of no living job, or that have ended",
-        SEE_AUDIT,
-        lambda process, _: process.orphan is not None and not process.is_daemon,
-    ),
-    WAITING: FindingKind("waiting for CPUs", SEE_AUDIT, waits_long),
-    UNPINNED: FindingKind(
-        "used by unpinned processes, which may run far away",
-        "start jobs by the TaskProlog, affinityd exec or /affinity/run",
-        lambda process, _: process.cause == UNPINNED,
-    ),
-    UNKNOWN: FindingKind("impossible to judge"),
-}
+def _states_of(process: AuditedProcess, scan: Scan) -> Iterator[str]:
+    """Yield the findings that a process makes of its GPUs."""
+    if process.is_daemon:
+        return
+    if process.is_mismatch:
+        yield UNPINNED if process.cause == UNPINNED else FAR
+    if process.orphan is not None:
+        yield ORPHAN
+    if waits_long(process, scan):
+        yield WAITING
 
 
 def by_state(scan: Scan) -> Mapping[str, Mapping[GpuKey, Sequence[AuditedProcess]]]:
     """Return the GPUs of each state that is a finding, each with the processes concerned."""
     found: dict[str, dict[GpuKey, list[AuditedProcess]]] = {state: {} for state in FINDINGS}
     for process in scan.processes:
-        for state, kind in FINDINGS.items():
-            if kind.concerns and not process.is_daemon and kind.concerns(process, scan):
-                for gpu in process.facts.gpus:
-                    found[state].setdefault(gpu, []).append(process)
+        for state in _states_of(process, scan):
+            for gpu in process.facts.gpus:
+                found[state].setdefault(gpu, []).append(process)
     for gpu, near in scan.near.items():
         if gpu in scan.lost:
             found[LOST][gpu] = []
@@ -125,35 +122,31 @@ def states(scan: Scan) -> dict[GpuKey, str]:
     return states
 
 
-def verdict(
-    scan: Scan, remedy: Callable[[str, AuditedProcess], str | None] | None = None
-) -> Iterator[Finding]:
+def verdict(topology: Topology, scan: Scan, remedies: Remedies | None = None) -> Iterator[Finding]:
     """Yield the findings on the node, the worst first; one that all is well where there is none.
 
-    `remedy`: returns that of a process, by its state; None: the reader may not see processes.
+    `remedies` None: the reader may not see processes.
     """
     found = by_state(scan)
-    for state, kind in FINDINGS.items():
-        gpus = [*found[state]]
-        names = [_named(gpus, scan)] if gpus else []
-        concerns = [*_concerns(state, found[state], scan, remedy)]
-        number = len(gpus)
-        general = kind.remedy
+    for state, (what, general) in FINDINGS.items():
+        names = [named([*found[state]], scan)] if found[state] else []
+        number = len(found[state])
+        concerns = [*_concerns(topology, state, found[state], scan, remedies)]
         if state == LOST and scan.gone:
-            general = f"{general}; for one that is gone {RESCAN}" if gpus else RESCAN
             gone = [f"GPU {gpu.index} ({gpu.pci_bus_id})" for gpu in scan.gone]
             names += gone
-            concerns += [Concern(name, IS_GONE) for name in gone]
             number += len(gone)
+            concerns += [Concern(name, IS_GONE, RESCAN) for name in gone]
         if names:
-            text = f"{' and '.join(names)} {'is' if number == 1 else 'are'} {kind.text}"
-            yield Finding(state, text, general, concerns)
+            verb = "is" if number == 1 else "are"
+            yield Finding(state, f"{' and '.join(names)} {verb} {what}", general, concerns)
     if scan.reserved:
-        gpus = [*scan.reserved]
-        verb = "is" if len(gpus) == 1 else "are"
-        text = f"{_named(gpus, scan)} {verb} reserved by a job, and used by no process"
-        jobs = [Concern(_named([gpu], scan), job) for gpu, job in scan.reserved.items()]
-        yield Finding(RESERVED, text, None, jobs if remedy is not None else ())
+        verb = "is" if len(scan.reserved) == 1 else "are"
+        text = f"{named([*scan.reserved], scan)} {verb} reserved by a job, and used by no process"
+        concerns = []
+        for gpu, job in scan.reserved.items() if remedies is not None else ():
+            concerns.append(Concern(named([gpu], scan), f"{job} has it"))
+        yield Finding(RESERVED, text, None, concerns)
     if any(found.values()) or scan.gone or scan.reserved:
         return
     used = sum(state == NEAR for state in states(scan).values())
@@ -166,42 +159,50 @@ def verdict(
 
 
 def _concerns(
+    topology: Topology,
     state: str,
     found: Mapping[GpuKey, Sequence[AuditedProcess]],
     scan: Scan,
-    remedy: Callable[[str, AuditedProcess], str | None] | None,
+    remedies: Remedies | None,
 ) -> Iterator[Concern]:
-    """Yield the GPUs of a finding: for each job and cause the remedy of its first process there."""
+    """Yield the GPUs of a finding, those with equal causes and remedies together."""
     alike: dict[tuple[str, str | None], list[GpuKey]] = {}
+    addresses = {gpu.key: gpu.pci_bus_id for gpu in topology.gpus}
     for gpu, processes in found.items():
-        if not processes:
+        if state in {LOST, UNKNOWN}:
+            remedy = reset_gpu(addresses[gpu]) if state == LOST else None
             why = scan.unknown.get(gpu, "its NUMA node is not known")
-            alike.setdefault((why, None), []).append(gpu)
-        if remedy is None:
-            continue
-        by_cause = grouped(
-            processes, lambda process: (_owner(process, scan), _cause(state, process, scan))
-        )
-        for (owner, _), (first, *others) in by_cause.items():
-            more = f" (process {first.facts.pid} and {len(others)} more)" if others else ""
-            alike.setdefault((f"{owner}{more}", remedy(state, first)), []).append(gpu)
-    for (why, cure), gpus in alike.items():
-        yield Concern(_named(gpus, scan), why, cure)
+            alike.setdefault((why, remedy), []).append(gpu)
+        elif remedies is not None:
+            for why, remedy in _reasons(state, processes, scan, remedies):
+                alike.setdefault((why, remedy), []).append(gpu)
+    for (why, remedy), gpus in alike.items():
+        yield Concern(named(gpus, scan), why, remedy)
 
 
-def _cause(state: str, process: AuditedProcess, scan: Scan) -> str | None:
-    if state == ORPHAN:
-        return process.orphan
-    return scan.waits[process.facts.pid].cause if state == WAITING else process.cause
+def _reasons(
+    state: str, processes: Sequence[AuditedProcess], scan: Scan, remedies: Remedies
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the processes of each user, job, cause and remedy in a sentence, and the remedy."""
+
+    def look(process: AuditedProcess) -> tuple[str | None, int | None, str | None, str | None]:
+        facts, cause, remedy = process.facts, process.cause, remedies.of(process)
+        if state == ORPHAN:
+            cause, remedy = f"orphan: {process.orphan}", remedies.end(process)
+        elif state == WAITING:
+            waits = scan.waits[facts.pid]
+            cause = f"waits for CPUs, {waits.cause}"
+            remedy = wait_remedy(waits, facts.membership.scheduler)
+        return facts.owner, facts.uid, cause, remedy
+
+    for (owner, uid, cause, remedy), (first, *others) in grouped(processes, look).items():
+        more = f" and {len(others)} more" if others else ""
+        job = f" of {owner}" if owner else ""
+        user = "" if uid is None else f", user {scan.users.get(uid, uid)}"
+        yield f"process {first.facts.pid} ({first.facts.name}){more}{job}{user}: {cause}", remedy
 
 
-def _owner(process: AuditedProcess, scan: Scan) -> str:
-    facts = process.facts
-    owner = facts.owner or f"process {facts.pid} ({facts.name})"
-    return owner if facts.uid is None else f"{owner}, user {scan.users.get(facts.uid, facts.uid)}"
-
-
-def _named(gpus: Sequence[GpuKey], scan: Scan) -> str:
+def named(gpus: Sequence[GpuKey], scan: Scan) -> str:
     """Return `GPU 0`, or `GPUs 0-1`; of several vendors `amd GPU 0 and intel GPU 0`."""
     noun = "GPU" if len({vendor for vendor, _ in scan.near}) == 1 else "{} GPU"
     by_vendor = grouped(gpus, lambda key: key[0])

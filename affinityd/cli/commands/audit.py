@@ -132,11 +132,9 @@ def _print(
     said = [(pid, f"CPUs set by {owner}") for pid, owner in owners.items() if owner.how]
     for pid, texts in nics.items():
         said += [(pid, text) for text in texts]
-    findings = list(verdict(scan))
-    width = get_terminal_size().columns if sys.stdout.isatty() else None
-    table = audit.table(
-        topology, scan, is_second=is_second, all_memory=arguments.memory, width=width
-    )
+    findings = list(verdict(topology, scan))
+    width = get_terminal_size().columns if sys.stdout.isatty() else audit.PIPE_WIDTH
+    table = audit.table(topology, scan, all_memory=arguments.memory, width=width)
     state = one_line("; ".join(finding.text for finding in findings))
     if scan.demo is not None:
         state = f"demo: {scan.demo}, with made-up processes: {state}"

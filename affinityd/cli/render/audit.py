@@ -8,55 +8,60 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from affinityd.audit.document import waits_of
 from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts, Scan
-from affinityd.audit.remedies import RESCAN, Remedies, reset_gpu
-from affinityd.audit.verdict import IS_GONE, STATES, states
+from affinityd.audit.remedies import Remedies
+from affinityd.audit.verdict import STATES, Finding, states, verdict
 from affinityd.audit.verify import Verification, matches
-from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
-from affinityd.linux.scheduling import TICKS
 from affinityd.topology.model import GpuKey, Topology
-from affinityd.topology.nearness import FAR, gpu_numbers
+from affinityd.topology.nearness import gpu_numbers
 
-MOST_COMMANDS = 8  #: for processes that are alike
+MOST_CONCERNS = 16  #: of a finding
+PIPE_WIDTH = 120  #: characters of a row that is not for a terminal
 
 
 def table(
-    topology: Topology,
-    scan: Scan,
-    *,
-    is_second: bool = False,
-    all_memory: bool = False,
-    width: int | None = None,
+    topology: Topology, scan: Scan, *, all_memory: bool = False, width: int = PIPE_WIDTH
 ) -> Iterator[str]:
-    """Yield lines; of a second look also which part of the CPU time since the first was remote.
+    """Yield a row for each process or some that are alike, and lines on what was found.
 
     `all_memory`: also a line on near memory. `width`: characters that a row may have.
     """
     with_vendor = topology.has_several_vendors
     names = {gpu.key: gpu_numbers([gpu], with_vendor=with_vendor) for gpu in topology.gpus}
-    states_of_gpus = states(scan)
-    order = sorted(
-        scan.processes, key=lambda process: STATES.index(states_of_gpus[process.facts.gpu])
-    )
+    worst = states(scan)
+    order = sorted(scan.processes, key=lambda process: STATES.index(worst[process.facts.gpu]))
     scan = replace(scan, processes=tuple(order))
     if scan.processes:
-        yield from _rows_table(scan, names, is_second=is_second, width=width)
+        yield from _rows_table(scan, names, width)
     remedies = Remedies(topology, scan)
-    processes = {process.facts.pid: process_name(process.facts) for process in scan.processes}
-    yield from once(_orphans(scan, remedies, names), processes)
-    yield from _remarks(topology, scan, names)
-    yield from _remedies(scan, remedies)
-    yield from _waits(scan)
+    for finding in verdict(topology, scan, remedies):
+        yield from _concerns(finding)
+    for owners, cpus in scan.overlap.items():
+        yield f"{several('CPU', cpus)}: pinned for own use by {' and '.join(owners)}"
+    if scan.skipped:
+        yield f"not scanned, as the time limit was reached: {scan.skipped} processes or more"
+    yield from scan.notices
     for process in scan.processes:
         memory = scan.memory.get(process.facts.pid)
         if memory is not None and (all_memory or memory.is_notable()):
             remedy = remedies.of_memory(process, memory)
             why = f"; {memory.cause}: {remedy}" if remedy else ""
             yield f"{process_name(process.facts)}: {memory}{why}"
+
+
+def _concerns(finding: Finding) -> Iterator[str]:
+    """Yield what is concerned by a finding, and why; the command that fixes it on its own line."""
+    for concern in finding.concerns[:MOST_CONCERNS]:
+        remedy = f": {concern.remedy}" if concern.remedy else ""
+        before, pin, options = remedy.partition("; affinityd pin ")
+        yield f"{concern.gpus}: {concern.why}{before}{'; to fix it now:' if pin else ''}"
+        if pin:
+            yield f"  affinityd pin {options.removesuffix(' fixes it now')}"
+    if len(finding.concerns) > MOST_CONCERNS:
+        yield f"and {len(finding.concerns) - MOST_CONCERNS} more: affinityd audit --json"
 
 
 def once(said: Iterable[tuple[int, str]], names: Mapping[int, str]) -> Iterator[str]:
@@ -69,111 +74,40 @@ def once(said: Iterable[tuple[int, str]], names: Mapping[int, str]) -> Iterator[
         yield f"{names[first]}{more}: {text}"
 
 
-def _orphans(
-    scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]
-) -> Iterator[tuple[int, str]]:
-    """Yield the pid of each orphan, and what it holds, why it is one, and what to do."""
-    for process in scan.processes:
-        if process.orphan is not None:
-            facts = process.facts
-            remedy = remedies.end(process)
-            held = f"{_memory(facts.holding)} of GPU {names[facts.gpu]}"
-            end = f"; {remedy}" if remedy else ""
-            yield facts.pid, f"orphan, holds {held}: {process.orphan}{end}"
-
-
-def _remarks(topology: Topology, scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
-    for owners, cpus in scan.overlap.items():
-        yield f"{several('CPU', cpus)}: pinned for own use by {' and '.join(owners)}"
-    for gone in scan.gone:
-        yield f"GPU {gone.index} ({gone.pci_bus_id}): {IS_GONE}: {RESCAN}"
-    addresses = {gpu.key: gpu.pci_bus_id for gpu in topology.gpus}
-    for key, near in scan.near.items():
-        if key in scan.unknown:
-            yield f"GPU {names[key]}: its processes are not known: {scan.unknown[key]}"
-        if key in scan.lost:
-            yield f"GPU {names[key]}: it is lost or hangs: {reset_gpu(addresses[key])}"
-        if key in scan.reserved:
-            yield f"GPU {names[key]}: reserved: {scan.reserved[key]} has it, and no process uses it"
-        if near is None:
-            yield f"GPU {names[key]}: its NUMA node is not known: its processes cannot be judged"
-    if scan.skipped:
-        yield f"not scanned, as the time limit was reached: {scan.skipped} processes or more"
-    yield from scan.notices
-
-
-def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:
-    """Yield the remedies for the processes of each GPU, job and cause: why, then the commands."""
-    found = [
-        (process.facts, process.cause, remedy)
-        for process in scan.processes
-        if (remedy := remedies.of(process))
-    ]
-    alike = grouped(found, lambda entry: (entry[0].gpus, entry[0].membership.job, entry[1]))
-    for group in alike.values():
-        (facts, cause, remedy), *others = group
-        more = f" and {len(others)} more" if others else ""
-        commands = list(dict.fromkeys(each.command for *_, each in group if each.command))
-        now = "; to fix it now:" if commands else ""
-        yield f"{process_name(facts)}{more}: {cause}: {remedy.why}{now}"
-        yield from (f"  {command}" for command in commands[:MOST_COMMANDS])
-        if len(commands) > MOST_COMMANDS:
-            yield f"  and {len(commands) - MOST_COMMANDS} more: affinityd audit --json"
-
-
-def _waits(scan: Scan) -> Iterator[str]:
-    """Yield a line for each process that waits for CPUs, where a fact explains it: the remedy."""
-    for process in scan.processes:
-        waits = waits_of(process, scan.waits)
-        if waits is not None and waits.cause is not None:
-            yield f"{process_name(process.facts)}: waits for CPUs, {waits.cause}: {waits.remedy}"
-
-
-COLUMNS = (
-    *("gpu", "pid", "name", "user", "job", "threads", "far", "placement", "cause", "cpulist"),
-    *("ran last on", "gpu memory"),
-)
+COLUMNS = ("gpu", "pid", "name", "user", "job", "placement", "cause", "cpulist", "gpu memory")
 #: Left out of rows that are too long, the first one first.
-LEAST_NEEDED = ("ran last on", "threads", "far", "gpu memory", "user", "cpulist", "job")
-SINCE_BEFORE = ("remote time", "waits")  #: of a second look
-NUMBERS = {"pid", "threads", "far", "gpu memory", *SINCE_BEFORE}
+LEAST_NEEDED = ("gpu memory", "user", "cpulist", "job")
 NONE = "-"
 NOT_KNOWN = "?"
 
-LEVEL = "  "  #: before the name of a process, for each of its ancestors in the table
-MOST_ALIKE = 4  #: more workers than these that are alike share a row
 
-Alike = list[AuditedProcess]  #: the first of them, and the others
-
-
-def _rows_table(
-    scan: Scan, names: Mapping[GpuKey, str], *, is_second: bool, width: int | None
-) -> Iterator[str]:
+def _rows_table(scan: Scan, names: Mapping[GpuKey, str], width: int) -> Iterator[str]:
     levels: dict[int, int] = {}  # pid → how many ancestors it has here, up to the holder of its GPU
     for facts in (process.facts for process in scan.processes):
         levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
-    rows = []
-    for group in _folded(scan):
-        row = _row(group, scan, names, levels[group[0].facts.pid])
-        if is_second:
-            used = [
-                scan.used[process.facts.pid] for process in group if process.facts.pid in scan.used
-            ]
-            total = sum(time.total for time in used)
-            remote = sum(time.remote for time in used)
-            part = f"{remote / total:.0%}" if total else NONE
-            row = (*row, NOT_KNOWN if group[0].near is None else part, _waited(group, scan))
-        rows.append(row)
-    columns = [*COLUMNS, *(SINCE_BEFORE if is_second else ())]
-    lines = list(aligned(columns, rows, NUMBERS))
+    rows = [
+        _row(alike, scan, names, levels[alike[0].facts.pid])
+        for alike in grouped(scan.processes, _look).values()
+    ]
+    columns = [*COLUMNS]
+    lines = list(aligned(columns, rows, {"pid", "gpu memory"}))
     for column in LEAST_NEEDED:  # a row stays on one line
-        if width is None or max(map(len, lines)) <= width:
+        if max(map(len, lines)) <= width:
             break
         place = columns.index(column)
         columns.pop(place)
         rows = [row[:place] + row[place + 1 :] for row in rows]
-        lines = list(aligned(columns, rows, NUMBERS))
-    yield from (line if width is None else line[:width] for line in lines)
+        lines = list(aligned(columns, rows, {"pid", "gpu memory"}))
+    yield from (line[:width] for line in lines)
+
+
+def _look(process: AuditedProcess) -> object:
+    """Return what is alike of workers that share a row: those of one parent."""
+    facts = process.facts
+    if facts.holder is None:
+        return facts.pid
+    masks = frozenset(process.judged)
+    return facts.parent, facts.name, process.placement, process.cause, masks
 
 
 def colored(line: str) -> str:
@@ -194,61 +128,27 @@ def _memory(holding: Holding | None) -> str:
     return NOT_KNOWN if size is None else f"{size / 2**20:.0f} MiB"
 
 
-def _folded(scan: Scan) -> Iterator[Alike]:
-    """Group equal workers: children of one parent, without children of their own."""
-    parents = {process.facts.parent for process in scan.processes}
-
-    def look(process: AuditedProcess) -> object:
-        facts = process.facts
-        masks = frozenset(process.judged)
-        if facts.holder is None or facts.pid in parents:  # no worker
-            return facts.pid
-        return facts.parent, facts.name, process.placement, process.cause, masks
-
-    for group in grouped(scan.processes, look).values():
-        yield from [group] if len(group) > MOST_ALIKE else ([process] for process in group)
-
-
-def _row(group: Alike, scan: Scan, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
-    first = group[0]
-    facts = group[0].facts
-    of = facts.membership
-    step = f".{of.step}" if of.job and of.step else ""
-    threads = [*chain.from_iterable(process.facts.threads for process in group)]
-    more = f" +{len(group) - 1} alike" if len(group) > 1 else ""
-    # The threads that may run far away, and the CPU time that they spent there.
-    words = [placed.placement in FAR for process in group for placed in process.threads]
-    near = first.near or ()
-    ticks = sum(thread.cpu_ticks for thread in threads if thread.last_cpu not in near)
-    far = f"{sum(words)} ({ticks / TICKS:.0f} s)" if any(words) else NONE
-    far = NOT_KNOWN if first.near is None else far
+def _row(
+    alike: Sequence[AuditedProcess], scan: Scan, names: Mapping[GpuKey, str], level: int
+) -> tuple[str, ...]:
+    first = alike[0]
+    facts = first.facts
+    step = facts.membership.step if facts.membership.job else None
+    more = f" +{len(alike) - 1} alike" if len(alike) > 1 else ""
     vendor, _ = facts.gpu  # its GPUs are `0`, or `0+1-3`
-    alike = format_list(index for maker, index in facts.beside if maker == vendor)
+    beside = format_list(index for maker, index in facts.beside if maker == vendor)
     others = (names[key] for key in facts.beside if key[0] != vendor)
     return (
-        "+".join(filter(None, (names[facts.gpu], alike, *others))),
+        "+".join(filter(None, (names[facts.gpu], beside, *others))),
         str(facts.pid),
-        f"{LEVEL * level}{facts.name}{more}",
+        f"{'  ' * level}{facts.name}{more}",
         NOT_KNOWN if facts.uid is None else scan.users.get(facts.uid, str(facts.uid)),
-        f"{facts.owner or NONE}{step}",
-        str(len(threads)),
-        far,
+        f"{facts.owner or NONE}{f'.{step}' if step else ''}",
         first.placement,
         "known daemon" if first.is_daemon else first.cause or NONE,
         format_list(frozenset().union(*first.judged)) or NONE,
-        format_list({thread.last_cpu for thread in threads}) or NONE,
         _memory(facts.holding),
     )
-
-
-def _waited(group: Alike, scan: Scan) -> str:
-    """Return the seconds that threads waited in a second, and what explains most of them."""
-    waits = [scan.waits[process.facts.pid] for process in group if process.facts.pid in scan.waits]
-    if not waits or any(of_process.waited is None for of_process in waits):
-        return NOT_KNOWN
-    longest = max(waits, key=lambda of_process: of_process.waited or 0.0)
-    waited = sum(of_process.waited or 0.0 for of_process in waits) / longest.seconds
-    return f"{waited:.2f} {longest.cause or ''}".strip() if waited >= NOTABLE else NONE
 
 
 VERIFY_COLUMNS = (

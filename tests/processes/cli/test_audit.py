@@ -154,9 +154,8 @@ def test_processes_of_this_machine_are_not_judged_by_a_replayed_one(
 def test_without_a_source_of_processes_the_result_is_unknown(capsys: Capture) -> None:
     assert main(["audit"]) == 2
     lines = capsys.readouterr().out.splitlines()
-    ends = ["its processes are not known: NVIDIA's driver is not loaded"] * 2
-    said = [f"GPU {index}: {end}" for index, end in enumerate(ends)]
-    assert lines == ["GPUs 0-1 are impossible to judge", *said]
+    said = "GPUs 0-1: NVIDIA's driver is not loaded"
+    assert lines == ["GPUs 0-1 are impossible to judge", said]
 
 
 def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
@@ -176,7 +175,7 @@ def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
         assert main(["audit"]) == 2
     state, *lines = capsys.readouterr().out.splitlines()
     assert state == "GPU 0 is lost or hung"
-    assert f"GPU 0: it is lost or hangs: {reset_gpu(TOPOLOGY.gpus[0].pci_bus_id)}" in lines
+    assert f"GPU 0: GPU is lost: {reset_gpu(TOPOLOGY.gpus[0].pci_bus_id)}" in lines
 
 
 def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> None:
@@ -252,17 +251,15 @@ def test_a_watch_prints_one_document_per_line_until_interrupted(pid: int) -> Non
     assert {document["processes"][0]["pid"] for document in told} == {pid}
 
 
-def test_a_watch_prints_state_and_table_again_with_the_time_since_the_last(pid: int) -> None:
+def test_a_watch_prints_state_and_table_again(pid: int) -> None:
     with started(pid, "--watch", "0.1", stdout=subprocess.PIPE) as watching:
         assert watching.stdout is not None
         state = watching.stdout.readline()
         assert state == "GPU 0 is used from far away\n"
         head = watching.stdout.readline()
-        while (line := watching.stdout.readline()) != "\n":
-            assert "remote time" not in line
-        assert "remote time" not in head
-        assert watching.stdout.readline() == state
-        assert "remote time" in watching.stdout.readline()
+        while watching.stdout.readline() != "\n":
+            pass
+        assert [watching.stdout.readline(), watching.stdout.readline()] == [state, head]
 
 
 @pytest.mark.parametrize("flags", ["", "--watch 0.1", "--json"])

@@ -26,7 +26,7 @@ GPU, OTHER = ("nvidia", 0), ("nvidia", 1)
 def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | None]:
     judged = [Judge(topology).judge(facts) for facts in processes]
     known = Remedies(topology, scan_of(topology, *judged))
-    return [None if it is None else str(it) for it in map(known.of, judged)]
+    return [*map(known.of, judged)]
 
 
 GRES = "put {cores} of gres.conf (affinityd slurm gres-conf prints it), {sockets}and submit with"

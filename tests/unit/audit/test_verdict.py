@@ -1,11 +1,11 @@
 """The node's state in a sentence, each GPU's in a word, and the last hour in letters."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import pytest
 
 from affinityd.audit.model import AuditedProcess, Job, Scan
-from affinityd.audit.remedies import RESCAN, reset_gpu
+from affinityd.audit.remedies import RESCAN, Remedies, reset_gpu
 from affinityd.audit.verdict import FINDINGS, IS_GONE, History, states, verdict
 from affinityd.audit.waits import Runner, Waits
 from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
@@ -96,54 +96,69 @@ def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
 )
 def test_the_worst_comes_first(found: Scan, state: str | None, texts: list[str]) -> None:
     assert states(found).get(GPU0) == state
-    assert [finding.text for finding in verdict(found, lambda _state, _process: None)] == texts
+    assert [finding.text for finding in verdict(MACHINE, found)] == texts
 
 
-def test_a_finding_has_the_gpus_and_the_remedy_of_each_job_that_is_concerned() -> None:
-    def remedy(state: str, its: AuditedProcess) -> str:
-        return f"{state} {its.facts.pid}"
+JOB = Job("slurm", "7")
+OF_JOB = [process(pid, gpu, cause="mask", job=JOB) for pid, gpu in ((1, GPU0), (9, GPU1))]
+GHOSTS = [process(pid, orphan="it is no more", job=JOB, uid=None) for pid in (1, 2, 3)]
+SILENT = {GPU0: "silent", GPU1: "silent"}
+WORKER = process(2, cause="mask")
+WORKERS = [WORKER, replace(WORKER, facts=replace(WORKER.facts, holding=None, holder=2))]
+RESET = reset_gpu(MACHINE.gpus[0].pci_bus_id)
 
-    job = Job("slurm", "7")
-    of_job = [process(pid, gpu, cause="mask", job=job) for pid, gpu in ((1, GPU0), (9, GPU1))]
-    silent = {GPU0: "silent", GPU1: "silent"}
-    for found, concerns in (
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
         (
-            scan(*of_job, process(2, orphan="its job has ended", uid=None)),
+            scan(*OF_JOB),
             [
-                [
-                    ("GPU 0", "slurm 7, user 1000", "far 1"),
-                    ("GPU 1", "slurm 7, user 1000", "far 9"),
-                ],
-                [("GPU 0", "process 2 (python)", "orphan 2")],
+                "GPU 0: process 1 (python) of slurm 7, user 1000: mask: … --gpus 0000:10:00.0 1",
+                "GPU 1: process 9 (python) of slurm 7, user 1000: mask: … --gpus 0000:11:00.0 9",
             ],
         ),
+        (scan(*WORKERS), ["GPU 0: process 2 (python) and 1 more, user 1000: mask: "]),
         (
-            scan(
-                *(process(pid, orphan="it is no more", job=job) for pid in (1, 2, 3)),
-                process(4, orphan="its main thread has ended", job=job),
-            ),
+            scan(*GHOSTS),
+            ["GPU 0: process 1 (python) and 2 more of slurm 7: orphan: it is no more:"],
+        ),
+        (scan(beside(FAR_FROM_1)), ["GPUs 0-1: process 1 (python), user 1000: mask: "]),
+        (
+            scan(process(1), waits=waiting(2.0)),
+            ["GPU 0: process 1 (python), user 1000: waits for CPUs, neighbor: on its"],
+        ),
+        (scan(unknown=SILENT), ["GPUs 0-1: silent: None"]),
+        (scan(near={**NEAR, GPU0: None}), ["GPU 0: its NUMA node is not known: None"]),
+        (
+            scan(unknown=SILENT, lost=frozenset([GPU0]), gone=MACHINE.gpus[1:]),
             [
-                [
-                    ("GPU 0", "slurm 7, user 1000 (process 1 and 2 more)", "orphan 1"),
-                    ("GPU 0", "slurm 7, user 1000", "orphan 4"),
-                ]
+                f"GPU 0: silent: {RESET}",
+                f"GPU 1 (0000:11:00.0): {IS_GONE}: {RESCAN}",
+                "GPU 1: silent: None",
             ],
         ),
-        (scan(beside(FAR_FROM_1)), [[("GPUs 0-1", "process 1 (python), user 1000", "far 1")]]),
-        (scan(unknown=silent), [[("GPUs 0-1", "silent", None)]]),
-        (
-            scan(unknown={GPU0: "silent"}, lost=frozenset([GPU0]), gone=MACHINE.gpus[1:]),
-            [[("GPU 0", "silent", None), ("GPU 1 (0000:11:00.0)", IS_GONE, None)]],
-        ),
-    ):
-        told = [[*map(astuple, finding.concerns)] for finding in verdict(found, remedy)]
-        assert told == concerns
-    gone = scan(gone=MACHINE.gpus[1:])
-    both = replace(gone, lost=frozenset([GPU0]))
-    for found, helps in ((gone, RESCAN), (both, f"{reset_gpu()}; for one that is gone {RESCAN}")):
-        assert [finding.remedy for finding in verdict(found)] == [helps]
-    (for_all,) = verdict(scan(*of_job))
-    assert (for_all.remedy, for_all.concerns) == (FINDINGS["far"].remedy, [])
+        (scan(reserved={GPU0: "slurm 7"}), ["GPU 0: slurm 7 has it: None"]),
+    ],
+)
+def test_a_finding_has_the_processes_and_the_remedy_of_each_cause(
+    found: Scan, told: list[str]
+) -> None:
+    findings = verdict(MACHINE, found, Remedies(MACHINE, found))
+    concerns = [it for finding in findings for it in finding.concerns]
+    texts = [f"{it.gpus}: {it.why}: {it.remedy}" for it in concerns]
+    assert len(texts) == len(told)
+    for text, expected in zip(texts, told, strict=True):
+        begin, _, end = expected.partition(" … ")
+        assert text.startswith(begin)
+        assert end in text
+
+
+def test_counts_name_no_process() -> None:
+    (found,) = verdict(MACHINE, scan(*OF_JOB))
+    assert (found.remedy, found.concerns) == (FINDINGS["far"][1], [])
+    (reserved,) = verdict(MACHINE, scan(reserved={GPU0: "slurm 7"}))
+    assert reserved.concerns == []
 
 
 def test_the_history_has_the_worst_state_of_each_minute_of_an_hour() -> None:

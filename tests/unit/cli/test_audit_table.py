@@ -8,23 +8,19 @@ import pytest
 
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
-from affinityd.audit.model import CpuTime, ProcessFacts, Scan
+from affinityd.audit.model import AuditedProcess, ProcessFacts, Scan
 from affinityd.audit.verify import Verification
-from affinityd.audit.waits import Runner, Waits
 from affinityd.cli.render import audit as audit_table
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
-from affinityd.linux.scheduling import TICKS
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import vicinity
 from tests.support.audit_facts import (
     GPU,
     KUBERNETES_POD,
-    POD,
     SLURM_JOB,
     audited,
     process,
     scan_of,
-    thread,
 )
 from tests.support.machines.by_hand import made
 
@@ -40,8 +36,8 @@ def rows(lines: Sequence[str]) -> list[str]:
     return [" | ".join(re.split("  +", line.strip())) for line in lines]
 
 
-def shown(found: Scan, *, topology: Topology = TWO, is_second: bool = False) -> list[str]:
-    return list(audit_table.table(topology, found, is_second=is_second))
+def shown(found: Scan, *, topology: Topology = TWO) -> list[str]:
+    return list(audit_table.table(topology, found))
 
 
 def worker(pid: int, mask: str, parent: int = 100) -> ProcessFacts:
@@ -86,29 +82,35 @@ def test_audit_and_verify_name_gpus_alike(
 
 
 TABLE = """
-gpu | pid | name | user | job | threads | far | placement | cause | cpulist | \
-ran last on | gpu memory
-0 | 100 | python | root | slurm 7.0 | 2 | - | local | - | 4-7 | 4 | 1024 MiB
-0 | 200 | python +4 alike | root | - | 5 | 5 (0 s) | remote | mask | 0-3 | 0 | -
-0 | 205 | python | root | - | 1 | 1 (0 s) | remote | mask | 0-3 | 0 | -
-0 | 300 | python | root | - | 1 | 1 (0 s) | remote | mask | 0-3 | 0 | -
-0 | 206 | python | root | - | 1 | - | local | - | 4 | 4 | -
-1+0 | 400 | python | root | - | 1 | - | local | - | 0-7 | 0 | 1024 MiB
-1 | 500 | nv-hostengine | root | - | 1 | 1 (0 s) | remote | known daemon | 4-7 | 4 | 1024 MiB
+gpu | pid | name | user | job | placement | cause | cpulist | gpu memory
+0 | 100 | python | root | slurm 7.0 | local | - | 4-7 | 1024 MiB
+0 | 200 | python +5 alike | root | - | remote | mask | 0-3 | -
+0 | 300 | python | root | - | remote | mask | 0-3 | -
+0 | 206 | python | root | - | local | - | 4 | -
+1+0 | 400 | python | root | - | local | - | 0-7 | 1024 MiB
+1 | 500 | nv-hostengine | root | - | remote | known daemon | 4-7 | 1024 MiB
 """
 
 
-def test_equal_workers_without_children_share_a_row_below_their_rank() -> None:
+def test_equal_workers_of_a_parent_share_a_row_below_their_rank() -> None:
     *lines, why, command = shown(FAMILIES)
     assert rows(lines) == TABLE.strip().splitlines()
     column = lines[0].index("name")
-    names = [line[column:] for line in lines[1:6]]
-    assert [len(name) - len(name.lstrip()) for name in names] == [0, 2, 2, 4, 2]
+    names = [line[column:] for line in lines[1:5]]
+    assert [len(name) - len(name.lstrip()) for name in names] == [0, 2, 4, 2]
     assert why == (
-        "process 200 (python) and 6 more: mask: GPU 0 is on node 1, near CPUs 4-7, and "
-        "its cpuset has CPUs there; to fix it now:"
+        "GPU 0: process 200 (python) and 6 more, user root: mask: GPU 0 is on node 1, near CPUs "
+        "4-7, and its cpuset has CPUs there; to fix it now:"
     )
     assert command == "  affinityd pin --tree --force --gpus 0000:10:00.0 100"
+
+
+@pytest.mark.parametrize(("width", "columns"), [(120, 9), (110, 8), (104, 7), (60, 5)])
+def test_a_row_that_is_too_long_loses_columns(width: int, columns: int) -> None:
+    facts = process("4-7", membership=KUBERNETES_POD, name="n" * 15, cpuset="0-7", uid=0)
+    head, row = audit_table.table(TWO, scan(facts), width=width)
+    assert len(rows([head])[0].split(" | ")) == columns
+    assert max(len(head), len(row)) <= width
 
 
 def test_far_memory_has_a_line_with_its_remedy() -> None:
@@ -126,90 +128,29 @@ def test_far_memory_has_a_line_with_its_remedy() -> None:
     assert [line.startswith(start) for line in said] == [True]  # the other's is little
 
 
-@pytest.mark.parametrize(
-    ("threads", "said"),
-    [
-        ((("4-7", 4, 900), ("5", 5, 900)), "local | -"),
-        ((("4-7", 4, 900), ("0", 0, 83 * TICKS)), "local | 1 (83 s)"),  # a library pinned it
-        ((("0-7", 1, 7 * TICKS), ("0-7", 4, 900)), "unpinned | 2 (7 s)"),
-    ],
-)
-def test_a_row_has_the_number_of_far_threads_and_their_cpu_time(
-    threads: Sequence[tuple[str, int, int]], said: str
-) -> None:
-    its = (
-        thread(mask, 100 + at, last_cpu=on, ticks=used)
-        for at, (mask, on, used) in enumerate(threads)
-    )
-    cells = rows(shown(scan(process(threads=tuple(its)))))[1].split(" | ")
-    assert f"{cells[7]} | {cells[6]}" == said
-
-
 def test_each_other_finding_has_its_own_line() -> None:
-    facts = process("4", name="a b", membership=KUBERNETES_POD, uid=4_000_000_000, state="Z")
-    orphan = audited(facts, "unknown", orphan="nothing has noticed")
     found = replace(
-        scan_of(TWO, orphan),
-        near={GPU: frozenset({4}), OTHER: None},
-        unknown={OTHER: "NVML is silent"},
+        scan_of(TWO),
         skipped=3,
         notices=("look",),
-        overlap={
-            ("session 9", "slurm 7"): frozenset({4, 5}),
-            ("slurm 7", "slurm 8"): frozenset({6}),
-        },
+        overlap={("session 9", "slurm 7"): frozenset({4, 5})},
     )
-    _, row, *lines = shown(found)
-    assert rows([row])[0].split(" | ")[3:5] == ["4000000000", f"kubernetes {POD}"]
-    name = "process 100 (a b)"
-    end = "check process 50, which must wait(2) for it or end"
-    assert lines == [
-        f"{name}: orphan, holds 1024 MiB of GPU 0: nothing has noticed; {end}",
+    assert shown(found) == [
         "CPUs 4-5: pinned for own use by session 9 and slurm 7",
-        "CPU 6: pinned for own use by slurm 7 and slurm 8",
-        "GPU 1: its processes are not known: NVML is silent",
-        "GPU 1: its NUMA node is not known: its processes cannot be judged",
         "not scanned, as the time limit was reached: 3 processes or more",
         "look",
     ]
 
 
-def test_equal_sentences_are_said_once_and_the_worst_gpu_comes_first() -> None:
-    orphans = [
-        audited(process(pid=pid, gpu=OTHER), "unknown", orphan="its job has ended")
-        for pid in range(100, 475)
-    ]
-    lines = shown(scan_of(TWO, audited(process(pid=7)), *orphans))
-    said = [line for line in lines if "orphan, holds" in line]
-    assert [line.partition(": orphan, holds 1024 MiB of GPU 1: its job")[0] for line in said] == [
-        "process 100 (python) and 374 more"
+def test_equal_sentences_are_said_once_many_are_counted_and_the_worst_gpu_comes_first() -> None:
+    def orphans(why: str) -> list[AuditedProcess]:
+        facts = (process(pid=pid, gpu=OTHER) for pid in range(100, 475))
+        return [audited(it, "unknown", orphan=why.format(it.pid)) for it in facts]
+
+    lines = shown(scan_of(TWO, audited(process(pid=7)), *orphans("its job has ended")))
+    assert [line.partition(", user")[0] for line in lines if "orphan" in line] == [
+        "GPU 1: process 100 (python) and 374 more"
     ]
     assert rows(lines)[1].startswith("1 | ")
-
-
-def test_a_second_scan_shows_the_part_of_cpu_time_spent_far_from_the_gpus() -> None:
-    families = (
-        audited(process(pid=100)),
-        audited(process(pid=300), near=None),
-        audited(process(pid=400)),
-        *(audited(process(pid=pid, parent=50, holder=50)) for pid in range(600, 605)),
-    )
-    used = {100: CpuTime(4.0, 3.0), 300: CpuTime(1.0), 600: CpuTime(1.0, 1.0), 604: CpuTime(1.0)}
-    found = replace(scan_of(TWO, *families), used=used)
-    head, *lines = rows(shown(found, is_second=True))
-    assert head.endswith(" | remote time | waits")
-    assert [line.split(" | ")[-2] for line in lines] == ["75%", "?", "-", "50%"]
-
-
-def waiting(waited: float | None) -> Waits:
-    return Waits(
-        10.0, waited, cpus=frozenset({0}), runners=[Runner("neighbor", 5, "make", None, 9)]
-    )
-
-
-def test_a_second_scan_shows_how_long_threads_waited_and_for_what() -> None:
-    found = scan_of(TWO, *(audited(process(pid=pid)) for pid in (100, 200, 300, 400)))
-    found = replace(found, waits={100: waiting(4.2), 200: waiting(0.05), 300: waiting(None)})
-    lines = shown(found, is_second=True)
-    assert [line.rpartition(" | ")[2] for line in rows(lines)[1:5]] == ["0.42 neighbor", *"-??"]
-    assert ["waits for CPUs, neighbor: on its CPUs ran make" in it for it in lines[5:]] == [True]
+    lines = shown(scan_of(TWO, *orphans("its job {} has ended")))
+    assert lines[-1] == "and 359 more: affinityd audit --json"
