@@ -3,7 +3,6 @@
 What a daemon makes of that is held by tests/unit/request/test_devices.py.
 """
 
-import re
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +10,6 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
 from affinityd.json_codec import dumps
@@ -67,30 +64,38 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
         yield found
 
 
-def expected(minors: Sequence[int], listed: str | None) -> Asked | None:
-    """Return how a container's GPUs are told: `all`, `void` and a folder prove nothing."""
-    names = [listed] if listed and re.match(r"[0-9]|GPU-|MIG-", listed) else []
-    granted = ",".join(f"minor:{minor}" for minor in sorted(minors)) or "".join(names)
-    return (
-        [("granted", granted), *(("env", f"NVIDIA_VISIBLE_DEVICES={it}") for it in names)]
-        if granted
-        else None
-    )
+NVIDIA, CUDA = "NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+ODD = "GPU-ff,1;0 $x &"
 
 
 @pytest.mark.parametrize(
-    ("files", "granted"),
+    ("files", "said", "asked"),
     [
-        (("dri/renderD129", "dri/renderD134"), "drm:129,drm:134"),
-        (("davinci3", "davinci4"), "davinci:3,davinci:4"),
-        (("accel/accel2", "accel/accel5"), "accel:2,accel:5"),
+        (["nvidia6", "nvidia3"], {}, [("granted", "minor:3,minor:6")]),
+        (["nvidia4"], {NVIDIA: ""}, [("granted", "minor:4")]),
+        (["nvidia4"], {NVIDIA: "/var/run/nvidia-container-devices"}, [("granted", "minor:4")]),
+        (
+            ["nvidia5"],
+            {NVIDIA: "5:1", CUDA: " 0"},
+            [("granted", "minor:5"), ("env", f"{NVIDIA}=5:1"), ("env", f"{CUDA}= 0")],
+        ),
+        ([], {NVIDIA: ODD}, [("granted", ODD), ("env", f"{NVIDIA}={ODD}")]),
+        ([], {NVIDIA: "all"}, None),
+        ([], {NVIDIA: "void"}, None),
+        (["dri/renderD129", "dri/renderD134"], {NVIDIA: "0"}, [("granted", "drm:129,drm:134")]),
+        (["davinci3", "davinci4"], {NVIDIA: "0"}, [("granted", "davinci:3,davinci:4")]),
+        (["accel/accel2", "accel/accel5"], {NVIDIA: "0"}, [("granted", "accel:2,accel:5")]),
     ],
 )
-def test_other_vendors_gpus_are_their_files_whatever_is_said_to_nvidia_s_runtime(
-    pod: Pod, listener: Listener, files: tuple[str, str], granted: str
+def test_a_container_s_gpus_are_its_device_files_and_what_its_runtime_lists_as_it_is(
+    pod: Pod,
+    listener: Listener,
+    files: Sequence[str],
+    said: Mapping[str, str],
+    asked: Asked | None,
 ) -> None:
     pod.has(*files)
-    assert listener.asked(pod, NVIDIA_VISIBLE_DEVICES="0") == [("granted", granted)]
+    assert listener.asked(pod, **said) == asked
 
 
 def test_every_variable_that_says_something_of_a_plan_is_passed_on(
@@ -108,32 +113,6 @@ def test_every_variable_that_says_something_of_a_plan_is_passed_on(
     asked = listener.asked(pod, **{**dict.fromkeys(of_pods, "1"), **pipe})
     expected = {("env", f"{name}={pipe.get(name, 1)}") for name in of_pods}
     assert {*(asked or ())} == {("granted", "minor:5"), *expected}
-
-
-#: What may be in a list, where it is meant to be and where it is not.
-ODD = """
-    GPU-120000 GPU-360000 0 1 5 MIG-a1 all none void MIG-a GPU- GPU-ff 5:0 9:0 -1 +1 01 1a 9 1;0
-    0=1 * ? [0] é $x minor:3 NoDevFiles 99999999999999999999 0000:0f:00.0 & %41 # / ' \" \\
-"""
-LISTS = st.lists(st.sampled_from([*ODD.split(), "", " 1", "1 ", "\t2"]), min_size=1, max_size=4)
-TEXTS = st.none() | LISTS.map(",".join)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(range(8)), unique=True), TEXTS, TEXTS)
-@example([6, 3], None, None)
-@example([4], "", None)
-@example([4], "/var/run/nvidia-container-devices", None)
-@example([5], "5:1", "0")
-def test_a_container_s_gpus_are_its_device_files_and_what_its_runtime_lists_as_it_is(
-    pod: Pod, listener: Listener, minors: list[int], listed: str | None, visible: str | None
-) -> None:
-    pod.has(*(f"nvidia{minor}" for minor in minors))
-    both = {"NVIDIA_VISIBLE_DEVICES": listed, "CUDA_VISIBLE_DEVICES": visible}
-    asked = listener.asked(pod, **{name: text for name, text in both.items() if text is not None})
-    gpus = expected(minors, listed)
-    env = [] if visible is None else [("env", f"CUDA_VISIBLE_DEVICES={visible}")]
-    assert asked == (None if gpus is None else [*gpus, *env])
 
 
 V2, QUOTA, PERIOD = "cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
