@@ -13,7 +13,6 @@ from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from affinityd import config
 from affinityd.client import ask_daemon, local_plan
@@ -24,10 +23,8 @@ from affinityd.linux.children import run
 from affinityd.linux.files import EXECUTABLE, READABLE, write_whole
 from affinityd.planner.modes import MODES
 from affinityd.request.document import PlanDocument, document
+from affinityd.request.environment import Pairs
 from affinityd.request.formats import render
-
-if TYPE_CHECKING:
-    from affinityd.request.environment import Pairs
 
 PAUSE = 0.2  #: seconds between two tries
 #: Conditions for a container's plan, which the whole node's need not meet.
@@ -121,17 +118,11 @@ def _looked_up(address: str) -> str:
     return f"{ask_daemon.HTTP}[{host}]:{port}" if ":" in host else f"{ask_daemon.HTTP}{host}:{port}"
 
 
-SCRIPTS = {
-    "run": ("run.sh", EXECUTABLE),
-    "pinning.sh": ("pinning.sh", READABLE),
-}
-
-
 def write_scripts(folder: Path) -> None:
-    """Write `run`, and the files it sources. Raises OutputError."""
+    """Write `run`, and the file it sources. Raises OutputError."""
     scripts = files("affinityd.kubernetes") / "files"
-    for name, (source, mode) in SCRIPTS.items():
-        _write(folder / name, (scripts / source).read_text(encoding="utf-8"), mode)
+    _write(folder / "run", (scripts / "run.sh").read_text(encoding="utf-8"), EXECUTABLE)
+    _write(folder / "pinning.sh", (scripts / "pinning.sh").read_text(encoding="utf-8"))
 
 
 def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:
@@ -151,16 +142,11 @@ def write_plan(folder: Path, plan: NodePlan) -> None:
 
     Raises OutputError.
     """
-    files = {}
     for rank in plan.document.ranks:
         for name in (f"{rank.gpu.index}", *(rank.gpu.names or ())):
             if name.isprintable() and not name.startswith("."):
-                files[folder / "gpu" / name.replace("/", "_")] = rank
-    for path, rank in files.items():
-        _write(path, f"{rank.cpulist} {rank.locality}\n")
-    for path in (folder / "gpu").glob("*"):
-        if path not in files:  # of an instance that was there when the pod's init ran before
-            path.unlink(missing_ok=True)
+                path = folder / "gpu" / name.replace("/", "_")
+                _write(path, f"{rank.cpulist} {rank.locality}\n")
     _write(folder / "plan.json", plan.text)
 
 

@@ -38,7 +38,7 @@ CHECKS: Mapping[str, Check] = {
     "offline-cpus": Check(devices.offline_cpus, "no CPU near a GPU is offline"),
     "isolcpus": Check(kernel.isolcpus, "isolcpus= and nohz_full= leave out CPUs near GPUs"),
     "numa-balancing": Check(kernel.numa_balancing, "automatic NUMA balancing is off"),
-    "irqbalance": Check(kernel.irqbalance, "interrupts go to near CPUs, and not to those of ranks"),
+    "irqbalance": Check(kernel.irqbalance, "interrupts of GPUs and NICs go to near CPUs"),
     "gpu-nics": Check(devices.gpu_nics, "each GPU has an RDMA device near it", nvml=True),
     "nvml": Check(kernel.nvml, "NVML answers, for every GPU", nvml=True),
     "slurm-conf": Check(slurm.slurm_conf, "Slurm keeps cores near GPUs for jobs with GPUs"),

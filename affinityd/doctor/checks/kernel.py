@@ -1,24 +1,19 @@
-"""How the kernel, NVIDIA's driver, irqbalance and cgroups treat the CPUs near GPUs.
+"""How the kernel, NVIDIA's driver and cgroups treat the CPUs near GPUs.
 
 Sources: kernel Documentation/admin-guide/sysctl/kernel.rst (numa_balancing), kernel-parameters.txt
 (isolcpus=, nohz_full=), timers/no_hz.rst, core-api/irq/irq-affinity.rst;
-ABI/testing/sysfs-devices-system-cpu (isolated), sysfs-bus-pci (msi_irqs); irqbalance(1):
-IRQBALANCE_BANNED_CPUS, a mask, overrides IRQBALANCE_BANNED_CPULIST, and where neither is set,
-irqbalance keeps off isolcpus= and nohz_full= (cputree.c); admin-guide/cgroup-v2.rst
-(cgroup.controllers);
-https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
+ABI/testing/sysfs-devices-system-cpu (isolated), sysfs-bus-pci (msi_irqs); admin-guide/cgroup-v2.rst
+(cgroup.controllers); https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from affinityd.audit.remedies import reset_gpu
-from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask, several
+from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.discovery.nvml import NvmlGpu
 from affinityd.discovery.pci import DEVICES
 from affinityd.discovery.tree import MARK as CPUS
-from affinityd.discovery.tree import Tree, numbered, read_cpus, read_fields, read_number
+from affinityd.discovery.tree import Tree, numbered, read_cpus, read_number
 from affinityd.doctor.facts import (
     CheckResults,
     NodeFacts,
@@ -56,27 +51,24 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
     without_tick = read_cpus(facts.tree, f"{CPUS}/nohz_full")
     if isolated is None and without_tick is None:
         raise NotApplicableError("there is no /sys/devices/system/cpu/isolated to read")
-    gpus, taken = facts.used_by_ranks(isolated or frozenset())
-    if gpus:
-        yield fail(
-            f"isolcpus= takes {several('CPU', taken)} near {named(gpus)} out of load "
-            "balancing: all threads of a rank stay on the CPU where they began",
-            "remove them from isolcpus= on the kernel's command line, or reserve them: "
-            f"--reserved-cpus {format_list(taken)}",
-            gpus,
-        )
     mount = _cgroup2(facts)
     folder = mount.point.lstrip("/") if mount else "sys/fs/cgroup"
     of_partitions = read_cpus(facts.tree, f"{folder}/cpuset.cpus.isolated") or frozenset()
-    gpus, taken = facts.used_by_ranks(of_partitions - (isolated or frozenset()))
-    if gpus:
-        yield fail(
-            f"an isolated cpuset partition takes {several('CPU', taken)} near {named(gpus)} out of "
-            "load balancing: all threads of a rank stay on the CPU where they began",
-            "write root or member into cpuset.cpus.partition of its cgroup, or reserve them: "
-            f"--reserved-cpus {format_list(taken)}",
-            gpus,
-        )
+    by_kernel = isolated or frozenset()
+    remove = "remove them from isolcpus= on the kernel's command line"
+    end = "write root or member into cpuset.cpus.partition of its cgroup"
+    for source, cpus, remedy in (
+        ("isolcpus=", by_kernel, remove),
+        ("an isolated cpuset partition", of_partitions - by_kernel, end),
+    ):
+        gpus, taken = facts.used_by_ranks(cpus)
+        if gpus:
+            yield fail(
+                f"{source} takes {several('CPU', taken)} near {named(gpus)} out of load "
+                "balancing: all threads of a rank stay on the CPU where they began",
+                f"{remedy}, or reserve them: --reserved-cpus {format_list(taken)}",
+                gpus,
+            )
     gpus, taken = facts.used_by_ranks(without_tick or frozenset())
     if gpus:
         yield warn(
@@ -128,29 +120,19 @@ def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
     return [(gpu, by_index[gpu.index]) for gpu in _nvidia(facts) if gpu.index in by_index]
 
 
-#: Where a distribution sets irqbalance's environment.
-IRQBALANCE_FILES = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
-IN_FILES = " or ".join(f"/{file}" for file in IRQBALANCE_FILES)
-BANNED_CPUS = "IRQBALANCE_BANNED_CPUS"  #: of old releases; newer ones obey it too, with a warning
-LIST = "IRQBALANCE_BANNED_CPULIST"
-
-
 def irqbalance(facts: NodeFacts) -> CheckResults:
-    """Judge whether interrupts are handled near their devices, and off the cores of ranks."""
-    facts.some_gpus()
-    pids = numbered(facts.tree, "proc", "")
-    pid = next((pid for pid in pids if _is_irqbalance(facts.tree, pid)), None)
-    if pid is None and not facts.tree.list("proc/irq"):
-        raise NotApplicableError("there is no /proc/irq to read")
+    """Judge whether interrupts of GPUs, and of the NICs beside them, are handled near them."""
     topology = facts.topology
     devices = [
-        (f"{named([gpu])} ({gpu.pci_bus_id})", gpu.pci_bus_id, [gpu]) for gpu in topology.gpus
+        (f"{named([gpu])} ({gpu.pci_bus_id})", gpu.pci_bus_id, [gpu]) for gpu in facts.some_gpus()
     ]
-    for nic in topology.nics:  # adapters beside GPUs
+    if not facts.tree.list("proc/irq"):
+        raise NotApplicableError("there is no /proc/irq to read")
+    for nic in topology.nics:
         name = f"adapter {', '.join(nic.names) or nic.kind} ({nic.pci_bus_id})"
         gpus = [gpu for gpu in topology.gpus if topology.nearness(gpu, nic) != SYS]
-        devices += [(name, nic.pci_bus_id, gpus)] if gpus else []
-    remedy = "let irqbalance use CPUs there" if pid else "systemctl enable --now irqbalance"
+        if gpus:
+            devices.append((name, nic.pci_bus_id, gpus))
     for name, address, gpus in devices:
         near = facts.near(*gpus).cpus
         cpus = _interrupt_cpus(facts.tree, address)
@@ -158,25 +140,11 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
             yield warn(
                 f"{name}: its interrupts are handled on {several('CPU', cpus)}, and CPUs "
                 f"{format_list(near)} are near",
-                f"{remedy}, or set smp_affinity_list in /proc/irq",
+                "systemctl enable --now irqbalance, and let it use CPUs there; or set "
+                "smp_affinity_list in /proc/irq",
                 gpus,
             )
-    if pid is None:
-        yield ok("irqbalance does not run, and no interrupt of a GPU is handled far from it")
-        return
-    banned = _banned(facts.tree, pid)
-    gpus, cpus = facts.used_by_ranks(topology.online - banned)
-    if gpus and facts.reserved & topology.online:  # else it has no other cores
-        ranks = format_list(topology.online - facts.reserved)
-        yield warn(
-            f"irqbalance may use {several('CPU', cpus)}, where ranks of {named(gpus)} run, "
-            f"though CPUs {format_list(facts.reserved)} are reserved",
-            f"{LIST}={ranks}, without {BANNED_CPUS}, in {IN_FILES}, then "
-            "systemctl restart irqbalance",
-            gpus,
-        )
-    kept = f", and does not use {several('CPU', banned)}" if banned else ""
-    yield ok(f"irqbalance runs (process {pid}){kept}")
+    yield ok("no interrupt of a GPU, or of an adapter beside one, is handled far from it")
 
 
 def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
@@ -186,29 +154,6 @@ def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
         now = read_cpus(tree, f"{folder}/effective_affinity_list")  # empty before the first use
         cpus |= now or read_cpus(tree, f"{folder}/smp_affinity_list") or frozenset()
     return cpus
-
-
-def _is_irqbalance(tree: Tree, pid: int) -> bool:
-    """Return whether a process is root's irqbalance: any user may name one so. Source: proc(5)."""
-    if tree.read(f"proc/{pid}/comm") != "irqbalance":
-        return False
-    uids = read_fields(tree, f"proc/{pid}/status", "Uid").get("Uid", "")
-    return set(uids.split()) == {"0"}
-
-
-def _banned(tree: Tree, pid: int) -> CpuSet:
-    """Return the CPUs that it keeps off: by its environment, else by the files that set that."""
-    text = tree.read(f"proc/{pid}/environ")  # only root reads another user's
-    text = text or next(filter(None, map(tree.read, IRQBALANCE_FILES)), "")
-    lines = (line.partition("=") for line in text.replace("\0", "\n").split("\n"))
-    settings = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
-    with suppress(ValueError):
-        if settings.get(BANNED_CPUS):
-            return parse_mask(settings[BANNED_CPUS])
-        if settings.get(LIST):
-            return parse_list(settings[LIST])
-    lists = (read_cpus(tree, f"{CPUS}/{name}") for name in ("isolated", "nohz_full"))
-    return frozenset().union(*(cpus for cpus in lists if cpus))
 
 
 def cgroup(facts: NodeFacts) -> CheckResults:

@@ -57,16 +57,6 @@ def test_a_plan_fits_the_container_s_own_cpus_and_says_when_they_are_far(pod: Po
     assert ended.lines[0].startswith(far)
 
 
-def test_a_nested_run_plans_on_the_cpus_of_the_outer_run(pod: Pod) -> None:
-    pod.has("nvidia5", "nvidia1")  # GPUs 2 and 6
-    first = pod.run(cpus=ONLINE).environment
-    assert first["AFFINITYD_CPULIST"] == "16-23,80-87,144-151,208-215"
-    mask = frozenset({*range(16, 24), *range(80, 88), *range(144, 152), *range(208, 216)})
-    again = pod.run(cpus=mask, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", **first)
-    assert again.environment["AFFINITYD_CPULIST"] == "80-87,208-215"
-    assert again.environment["AFFINITYD_ALLOWED"] == "0-255"
-
-
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [

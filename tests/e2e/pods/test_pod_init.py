@@ -145,18 +145,14 @@ def test_a_file_that_cannot_be_written_is_named(daemon: Daemon, tmp_path: Path) 
     assert (done.status, done.lines) == (0, [f"affinityd init: {reason}; {left}"])
 
 
-def test_a_second_init_replaces_the_first(daemon: Daemon, tmp_path: Path) -> None:
-    """And settings that cannot be read are told."""
+def test_a_pod_whose_settings_cannot_be_read_starts_and_does_not_pin(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     (tmp_path / "conf").write_text("what is this\n")
-    env = {"AFFINITYD_CONFIG": str(tmp_path / "conf"), "AFFINITYD_MODE": "exclusive"}
-    to = tmp_path / "to"
-    done = init(to, socket=daemon.socket, env=env)
+    env = {"AFFINITYD_CONFIG": str(tmp_path / "conf")}
+    done = init(tmp_path / "to", socket=daemon.socket, env=env)
     assert (done.status, len(done.lines)) == (0, 1)
-    first = contents(to)
-    (to / "plan.json").write_text("0\n")
-    (to / "gpu/MIG-gone").write_text("0 local\n")
-    init(to, socket=daemon.socket, env=env)
-    assert contents(to) == first
+    assert (tmp_path / "to/settings").read_text().endswith("heed off\n")
 
 
 def test_a_pod_that_is_deleted_ends_its_init_container_at_once(tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ def test_isolated_cpus_that_are_reserved_are_no_finding(tmp_path: Path) -> None:
 GPU_0, GPU_1 = (gpu.pci_bus_id for gpu in TWO.gpus)
 NIC = "0000:20:00.0"
 WITH_NIC = replace(TWO, nics=(Nic(NIC, numa_node=1, kind="infiniband", names=("mlx5_0",)),))
-LIST = "IRQBALANCE_BANNED_CPULIST"
 
 
 def irq(device: str, number: int, effective: str, asked: str = "0-7") -> dict[str, object]:
@@ -101,61 +100,26 @@ def irq(device: str, number: int, effective: str, asked: str = "0-7") -> dict[st
     }
 
 
-def called_irqbalance(pid: int, uid: int) -> dict[str, object]:
-    """Return the files of a user's process that is called irqbalance."""
-    status = f"Name:\tirqbalance\nUid:\t{uid}\t{uid}\t{uid}\t{uid}"
-    return {f"proc/{pid}/comm": "irqbalance", f"proc/{pid}/status": status}
-
-
-#: irqbalance does not run, though another user's process is called so.
-QUIET = {
-    "proc/irq/0/smp_affinity_list": "0-7",
-    "proc/1/comm": "systemd",
-    **called_irqbalance(9, uid=1000),
-}
-UNREADABLE = {**QUIET, **called_irqbalance(77, uid=0)}
-
-
-def running(*variables: str) -> dict[str, object]:
-    """Return the files of a running irqbalance with these variables."""
-    return {**UNREADABLE, "proc/77/environ": "\0".join(("LANG=C", *variables))}
-
-
-ISOLATED = {f"{CPU}/isolated": "1-3", f"{CPU}/nohz_full": "5-7"}
-OLD_MASK = "IRQBALANCE_BANNED_CPUS=00000000,000000ee"  # CPUs 1-3 and 5-7
-SETTINGS = {"etc/sysconfig/irqbalance": f'#x=1\n{LIST}="1-3,5-7"'}
-RUNS = "ok: irqbalance runs (process 77)"
-KEEPS_OFF = f"{RUNS}, and does not use CPUs 1-3,5-7"
-USES_RANKS = (
-    "warn 1: may use CPUs 5-7, where ranks of GPU 1 run, though CPUs 0,4 are reserved → "
-    f"{LIST}=1-3,5-7, without IRQBALANCE_BANNED_CPUS, in /etc/default/irqbalance"
-)
 HANDLED = "its interrupts are handled on"
 FAR_FROM_GPU = f"warn 1: GPU 1 ({GPU_1}): {HANDLED} CPU 0, and CPUs 4-7 are near → enable --now irq"
-FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqbalance use CPUs there"
+FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let it use CPUs there; or"
+QUIET = {"proc/irq/0/smp_affinity_list": "0-7"}
 
 
 @pytest.mark.parametrize(
-    ("files", "reserved", "expected"),
+    ("files", "expected"),
     [
-        ({}, "", "n/a: there is no /proc/irq to read"),
-        (QUIET, "", "ok: irqbalance does not run"),
-        (running(), "", RUNS),
-        (running(f"{LIST}=1-3,5-7"), "0,4", KEEPS_OFF),
-        (running(OLD_MASK), "0,4", KEEPS_OFF),
-        (running(f"{LIST}=1-3", OLD_MASK), "0,4", KEEPS_OFF),
-        ({**running(), **ISOLATED}, "0,4", KEEPS_OFF),
-        ({**UNREADABLE, **SETTINGS}, "0,4", KEEPS_OFF),
-        (running(f"{LIST}=1-3"), "0,4", USES_RANKS),
-        ({**QUIET, **irq(GPU_1, 40, "0"), **irq(GPU_0, 41, "1")}, "", FAR_FROM_GPU),
-        ({**running(), **irq(NIC, 40, "", "0-1"), **irq(NIC, 41, "2")}, "", FAR_FROM_NIC),
-        ({**running(), **irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "", RUNS),
+        ({}, "n/a: there is no /proc/irq to read"),
+        (QUIET, "ok: no interrupt of a GPU"),
+        ({**irq(GPU_1, 40, "0"), **irq(GPU_0, 41, "1")}, FAR_FROM_GPU),
+        ({**irq(NIC, 40, "", "0-1"), **irq(NIC, 41, "2")}, FAR_FROM_NIC),
+        ({**irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "ok: no interrupt of a GPU"),
     ],
 )
-def test_interrupts_and_irqbalance(
-    tmp_path: Path, files: dict[str, object], reserved: str, expected: str
+def test_interrupts_that_are_handled_far_from_their_device_are_found(
+    tmp_path: Path, files: dict[str, object], expected: str
 ) -> None:
-    check("irqbalance", facts_of(tmp_path, WITH_NIC, files, reserved=reserved), expected)
+    check("irqbalance", facts_of(tmp_path, WITH_NIC, files), expected)
 
 
 SAID = nvml_report(TWO)
