@@ -11,13 +11,17 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from affinityd import __version__
 from affinityd.config import PLAN_PARAMETERS
-from affinityd.config.settings import SETTING_NAMES
+from affinityd.config.settings import DEFAULT_LISTEN, SETTING_NAMES, Settings
+from affinityd.cpuset import MAX_CPUS
+from affinityd.daemon.api import peers, plan
 from affinityd.discovery import gpus
 from affinityd.doctor.checks import kernel
-from affinityd.planner import WARNINGS, modes
+from affinityd.planner import WARNINGS, choose, modes
 from affinityd.planner.modes import MODES
-from affinityd.request.parameters import PARAMETERS
+from affinityd.request.environment import MAX_ENTRIES
+from affinityd.request.parameters import MAX_LENGTH, PARAMETERS
 from affinityd.topology.nearness import CAUSES
 from docs.check.blocks import BLOCKS
 from tests.support.asking import ask, cpulists
@@ -43,6 +47,62 @@ MODE, VENDORS, HUGE_PAGES, ROW = (
 def test_a_page_explains(page: str, words: Iterable[str]) -> None:
     text = (REPOSITORY / page).read_text()
     assert [word for word in words if f"`{word}`" not in text] == []
+
+
+CHART = REPOSITORY / "deploy/helm/affinityd"
+RULES = yaml.safe_load((CHART / "rules/affinityd.yaml").read_text())
+ALERTS = {
+    rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
+}
+PYTHONS_TESTED = re.findall(r"Python :: (3\.\d+)", (REPOSITORY / "pyproject.toml").read_text())
+BOARDS = len([*(CHART / "dashboards").iterdir()])
+
+#: A page, a pattern that finds a number or a version in it, and what is true.
+FACTS = [
+    ("README.md", r"Python\s(3\.\d+)", PYTHONS_TESTED[0]),
+    ("README.md", r"(\w+) dashboards", {2: "two"}[BOARDS]),
+    ("docs/install.md", r"Python (3\.\d+) or newer", PYTHONS_TESTED[0]),
+    (
+        "docs/install.md",
+        r"(3\.\d+ to 3\.\d+) are tested",
+        f"{PYTHONS_TESTED[0]} to {PYTHONS_TESTED[-1]}",
+    ),
+    ("docs/*.md", r"/affinityd:(\d+\.\d+\.\d+)", __version__),
+    ("deploy/**/*.yaml", r"/affinityd:(\d+\.\d+\.\d+)", __version__),
+    ("bench/machines.md", r"\| affinityd[-\w]* \| ([\d.]+) \|", __version__),
+    ("docs/faults.md", r"connections of one user; .*? \| (\d+)", peers.MOST_OF_ONE),
+    ("docs/faults.md", r"one request, .*? \| ([\d,]+) bytes", peers.MOST_RECEIVED),
+    ("docs/faults.md", r"a query \| ([\d,]+)", MAX_LENGTH),
+    ("docs/faults.md", r"parameters \| (\d+)", plan.MAX_FIELDS),
+    ("docs/faults.md", r"\| (\d+) entries", MAX_ENTRIES),
+    ("docs/faults.md", r"ranks on a node \| (\d+)", MAX_ENTRIES),
+    ("docs/faults.md", r"CPU numbers \| up to (\d+)", MAX_CPUS - 1),
+    ("docs/faults.md", r"remembered plans \| (\d+)", plan.MOST_REPLIES),
+    ("docs/faults.md", r"with at most ([\d,]+) CPU numbers", plan.MOST_CPUS),
+    ("docs/hpc.md", r"at most (\d+) ranks and", choose.MOST_RANKS),
+    ("docs/hpc.md", r"ranks and (\d+) GPUs", choose.MOST_GPUS),
+    ("docs/settings.md", r"`AFFINITYD_SCAN_INTERVAL` \| `(\d+)`", Settings().scan_interval),
+    ("docs/settings.md", r"`AFFINITYD_LISTEN` \| `(.*?)`", "{}:{}".format(*DEFAULT_LISTEN)),
+]
+
+
+@pytest.mark.parametrize(("pages", "pattern", "truth"), FACTS)
+def test_a_number_that_a_page_names_is_true(pages: str, pattern: str, truth: object) -> None:
+    named = [
+        number.replace(",", "")
+        for page in REPOSITORY.glob(pages)
+        for number in re.findall(pattern, page.read_text())
+    ]
+    assert {*named} == {str(truth)}
+
+
+def test_the_page_of_alerts_has_the_severity_of_each_and_its_time() -> None:
+    page = (REPOSITORY / "docs/alerts.md").read_text()
+    named = re.findall(r"^## (\w+)\n\n(\w+)(?:, for (\w+))?", page, re.MULTILINE)
+    assert named == [
+        (name, alert["labels"]["severity"].capitalize(), alert.get("for", ""))
+        for name, alert in ALERTS.items()
+    ]
 
 
 def defined(text: str, module: object) -> dict[str, Any]:
