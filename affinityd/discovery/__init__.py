@@ -96,7 +96,11 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
         notices.append(f"No GPU was found; {said}" if said else "No GPU was found")
     unknown = ", ".join(gpu.pci_bus_id for gpu in placed if gpu.numa_node is None)
     if unknown:
-        notices.append(f"The machine does not say on which NUMA node these GPUs are: {unknown}")
+        hidden = ""
+        if len(nodes) == 1:
+            hidden = "; it shows one node, as a virtual machine that hides a second socket does"
+        text = f"The machine does not say on which NUMA node these GPUs are: {unknown}{hidden}"
+        notices.append(text)
     nics = tuple(read_nics(tree, devices, locator))
     possible = cpus.read_possible(tree, online)
     _check(tree)

@@ -22,7 +22,7 @@ from affinityd.client import local_plan
 from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.discovery.machine import Machine
-from affinityd.errors import InvalidRequestError
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.grouping import grouped
 from affinityd.planner import Options
 from affinityd.request.formats import render
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     caller = Caller(process.mask, process.cpuset) if process else None
     node = Node(machine.read(), settings.reserved_cpus)
     if not node.topology.gpus and machine.is_live:
-        say("affinityd plan: this machine has no GPU; --machine plans on another, like dgx-a100")
+        raise NoSuchGpuError("this machine has no GPU; --machine plans on another, like dgx-a100")
     if request.choose:
         masks = tuple(_cpus_of(text, node.topology) for text in arguments.cpus_of)
         request = request._replace(task=replace(request.task, masks=masks))

@@ -29,7 +29,7 @@ from affinityd.cli.parser import (
 from affinityd.cli.render.audit import verify_document, verify_table
 from affinityd.cli.target import UsedGpus, gpus_of, used_gpus
 from affinityd.client.bind import texts
-from affinityd.errors import TargetError
+from affinityd.errors import InvalidRequestError, TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
 from affinityd.linux.processes import ProcessTable, Stat, since_boot
@@ -52,10 +52,16 @@ def add_arguments(parser: Parser) -> None:
     )
     add_format(parser, "table")
     add_plan_options(parser, "the GPUs", DEVICE_OPTIONS)
+    parser.add_argument("--machine", help=argparse.SUPPRESS)  # to refuse it by a sentence
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print where the process is; 0: near its GPUs; 1: not all of it; 2: not known, or no plan."""
+    if arguments.machine is not None:
+        raise InvalidRequestError(
+            "--machine: processes are of this machine; those of a demo are shown by "
+            "affinityd audit --machine dgx-a100-busy"
+        )
     process = target.living(arguments.pid or os.getpid())
     chosen = plan_options(arguments)
     planner, judged = _judged(process, chosen, with_resident=arguments.resident)

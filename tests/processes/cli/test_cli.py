@@ -13,6 +13,7 @@ import pytest
 from affinityd import __version__
 from affinityd.cli import COMMANDS, main
 from affinityd.cpuset import format_list, parse_list
+from affinityd.discovery.machine import Machine
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS
 from affinityd.topology.model import Core, Gpu, NumaNode, Topology
@@ -83,6 +84,15 @@ def test_an_error_is_one_line_on_stderr(run: Run, words: str, code: str, line: s
     status, out, err = run(words)
     assert (status, out, err.count("\n")) == (int(code), "", 1)
     assert err.startswith(f"affinityd{line}")
+
+
+def test_a_machine_without_a_gpu_has_a_plan_by_name_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = (Core((0,), node=0, package=0, die=0, llc=0),)
+    monkeypatch.setattr(Machine, "read", lambda _: Topology(name="laptop", cores=cores, nodes=()))
+    line = "affinityd plan: this machine has no GPU; --machine plans on another, like dgx-a100\n"
+    assert run("plan") == (1, "", line)
 
 
 def test_warnings_go_to_stderr_so_that_the_answer_can_be_piped(run: Run) -> None:

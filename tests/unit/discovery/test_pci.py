@@ -96,6 +96,17 @@ def test_a_gpu_has_a_numa_node_and_the_source_of_it(
     assert (notice in topology.notices) == (gpu.numa_node is None)
 
 
+def test_one_node_without_places_may_hide_a_second_socket(tmp_path: Path) -> None:
+    nodes = "sys/devices/system/node/node"
+    files = {path: text for path, text in MACHINE.items() if not path.startswith(nodes)}
+    files[f"{nodes}0/cpulist"] = "0-3"
+    tree = tree_of(tmp_path, files, {f"{PCI}/{GPU}": f"../../../{REAL.removeprefix('sys/')}"})
+    (notice,) = (text for text in discover(tree, None).notices if "does not say" in text)
+    assert notice.endswith(
+        "it shows one node, as a virtual machine that hides a second socket does"
+    )
+
+
 def test_without_a_node_nvml_s_socket_decides(tmp_path: Path) -> None:
     said = NvmlReport(gpus=(NvmlGpu(0, pci_bus_id=GPU, socket_cpus=frozenset({2, 3})),))
     (gpu,) = discover(tree_of(tmp_path, MACHINE), said).gpus
