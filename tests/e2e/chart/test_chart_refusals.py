@@ -63,15 +63,6 @@ def test_unusual_values_are_accepted(values: str) -> None:
     assert "DaemonSet/affinityd" in objects(values)
 
 
-def parts(schema: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:  # noqa: ANN401
-    """Yield every part of the schema that says what an object may have."""
-    if isinstance(schema, dict):
-        if schema.get("type") == "object":
-            yield path, schema
-        for name, part in schema.items():
-            yield from parts(part, f"{path}/{name}")
-
-
 def test_a_namespace_s_choices_are_those_that_the_daemon_reads() -> None:
     nri = SCHEMA["properties"]["kubernetes"]["properties"]["nri"]["properties"]
     (namespace,) = nri["namespaces"]["patternProperties"].values()
@@ -80,19 +71,6 @@ def test_a_namespace_s_choices_are_those_that_the_daemon_reads() -> None:
     assert choices["mode"]["enum"] == [*MODES]
     library = f"({'|'.join(NIC_VARIABLES)})"
     assert choices["nics"]["pattern"] == f"^(none|{library}([,+]{library})*)$"
-
-
-def test_the_schema_is_closed_but_for_what_is_kubernetes_own() -> None:
-    kubernetes = {"nodeAffinity", "podAffinity", "podAntiAffinity", "podSelector"}
-    kubernetes |= {"namespaceSelector", "ipBlock", "valueFrom"}
-    open_parts = {
-        path
-        for path, part in parts(SCHEMA)
-        if part.get("additionalProperties") is not False and path.split("/")[-1] not in kubernetes
-    }
-    # A volume is a name and one of dozens of kinds; labels, amounts and globals are anybody's.
-    free = {"/properties/global", "/properties/extraVolumes/items"}
-    assert open_parts == {*free, "/definitions/strings", "/definitions/amounts"}
 
 
 def names(value: Any, path: str = "") -> Iterator[str]:  # noqa: ANN401 - YAML of any shape

@@ -48,18 +48,6 @@ def test_the_restricted_pod_asks_a_release_in_a_namespace_of_its_name() -> None:
     assert f"- {url}\n" in rendered("default")  # an argument of the chart's own test
 
 
-def test_the_workers_of_the_pair_find_their_master() -> None:
-    service, *both = documents(FOLDER / "pytorchjob-pair.yaml")
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": service["metadata"]["name"]}
-    shared["MASTER_PORT"] = str(service["spec"]["ports"][0]["port"])
-    selector = service["spec"]["selector"].items()
-    for rank, pod in enumerate(both):
-        variables = {it["name"]: it.get("value") for it in pod["spec"]["containers"][0]["env"]}
-        assert variables.items() >= {**shared, "RANK": str(rank)}.items()
-        assert (selector <= pod["metadata"]["labels"].items()) == (rank == 0)
-    assert len(both) == 2
-
-
 # The example policy: its schema, and which resources it takes for a GPU.
 
 ADMISSION = (FOLDER / "policies" / "mutating-admission-policy.yaml").read_text()

@@ -17,7 +17,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.tables import cases, words
 from tests.unit.config.test_config import OTHERS, WORDS
 
-SCRIPT = REPOSITORY / "slurm/pinning.sh"
+PINNING = REPOSITORY / "slurm/pinning.sh"
 SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
 NAMES = (*NIC_VARIABLES.values(), "AFFINITYD_RDMA")
 
@@ -45,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def by_script(
     root: Path, shell: tuple[str, ...], said: str, rdma: str, env: Mapping[str, str]
 ) -> dict[str, str]:
-    script = f'. {SCRIPT}; sys={root}/sys dev={root}/dev rdma="$1"; nic_variables'
+    script = f'. {PINNING}; sys={root}/sys dev={root}/dev rdma="$1"; nic_variables'
     run = [*shell, "-c", script, "sh", rdma]
     env = {"PATH": os.environ["PATH"], "AFFINITYD_NICS": said, **env}
     done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
@@ -81,13 +81,6 @@ def test_scripts_and_exec_tell_libraries_the_same(
     assert by_exec(root, said, rdma) == (expected, [line] if line else [])
 
 
-def test_exec_names_a_library_that_is_none(root: Path) -> None:
-    told, (line,) = by_exec(root, "ucx,mpi", "mlx5_0:1")
-    assert told == {}
-    assert line.startswith("nics: 'mpi' is not one of ucx, nvshmem, uccl, nccl (none stands alone)")
-
-
-PINNING = REPOSITORY / "slurm/pinning.sh"
 HEED = 'for one; do for other; do switch=on; heed "$one"; heed "$other"; echo $switch; done; done'
 
 

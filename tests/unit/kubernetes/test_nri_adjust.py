@@ -168,6 +168,7 @@ def test_the_least_switch_counts(
         ("other", {"affinityd": "on"}, True),
         ("other", {"affinityd": "observe"}, True),
         ("kube-system", {"affinityd": "on"}, True),
+        ("kube-system", {}, False),
     ],
 )
 def test_a_pod_s_label_adds_to_the_list_of_namespaces(
@@ -175,13 +176,8 @@ def test_a_pod_s_label_adds_to_the_list_of_namespaces(
 ) -> None:
     pod, _ = messages.created(nri.created(namespace, labels))
     assert is_chosen(pod, RULES) is expected
-    assert is_chosen(pod, Rules({"*": Choices()})) is (expected or not labels)
-
-
-def test_the_system_s_namespace_is_chosen_by_its_name_alone() -> None:
-    system, _ = messages.created(nri.created("kube-system"))
-    assert not is_chosen(system, Rules({"*": Choices()}))
-    assert is_chosen(system, Rules({"kube-system": Choices()}))
+    assert is_chosen(pod, Rules({"*": Choices()})) is (expected or namespace != "kube-system")
+    assert is_chosen(pod, Rules({namespace: Choices()}))
 
 
 def note(labels: dict[str, str], **choices: str) -> dict[str, Any]:

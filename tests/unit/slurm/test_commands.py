@@ -135,23 +135,6 @@ def test_errors_about_gpus_are_kept_once(text: str, messages: tuple[str, ...]) -
     assert parse(text, is_complete=FATAL not in text and bool(text)).messages == messages
 
 
-SHOWN = (
-    "NodeName=gpu07 Arch=x86_64 CoresPerSocket=16 CPUAlloc=0 Gres=gpu:A100:2(S:0-1) Sockets=2 "
-    "State=UNKNOWN+DRAIN+INVALID_REG ThreadsPerCore=2 TmpDisk=0 "
-    "Reason=gres/gpu:a100 count too low (0 < 2) [root@2026-11-23T23:12:39] Comment=x"
-)
-
-
-def test_a_node_is_read_as_slurmctld_shows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slurm = recorded_slurm(tmp_path, monkeypatch)
-    slurm.shows(SHOWN)
-    (node,) = LocalSlurm(slurm.conf).nodes("gpu07")
-    assert (node.name, node.threads, node.gres) == ("gpu07", 2, {"A100": 2})
-    assert node.configured is None  # it is refused, and this is what it registered
-
-
 def test_a_command_that_fails_is_an_error_of_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
