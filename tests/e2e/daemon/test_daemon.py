@@ -91,7 +91,7 @@ def test_another_process_on_the_socket_is_left_alone_and_named(tmp_path: Path) -
 
 
 def test_changes_of_the_machine_are_published_and_logged(tmp_path: Path) -> None:
-    """That later answers have it is held by the suites of faults and fuzz."""
+    """That later answers have it is held by the suite of faults."""
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
     with running(tmp_path, "--root", str(tree)) as daemon:
         eventually(daemon.socket.with_name("node.json").exists, "it is published, after the log")

@@ -18,10 +18,9 @@ AS_FOUND = [Phase.explicit, Phase.reuse, Phase.generate]
 #: How often more is tried where much time is given: HYPOTHESIS_PROFILE=long.
 TIMES = 5 if settings().max_examples > 100 else 1
 
-#: Of what takes no time, of what takes some, and of what starts daemons.
+#: Of what takes no time, and of what takes some.
 MANY = settings(max_examples=30 * TIMES)
 SOME = settings(max_examples=10 * TIMES, phases=AS_FOUND, suppress_health_check=list(HealthCheck))
-FEW = settings(SOME, max_examples=8 * TIMES)
 
 #: Seconds of a CPU in which any input is read; what is not bounded takes minutes.
 SOON = 3.0
