@@ -35,27 +35,19 @@ if TYPE_CHECKING:
     )
     from affinityd.errors import AffinityError, GPUAffinityError
 
-#: The module of each name: imported on first use, as `affinityd exec` needs none of them.
-_HOMES = {
-    "client.bind": (
-        *("Binding", "bind", "plan", "worker_init_fn"),
-        *("Mode", "Multithreading", "Scope", "set_affinity"),
-    ),
-    "cli.commands.verify": ("verify",),
-    "errors": ("AffinityError", "GPUAffinityError"),
-}
-
 
 def __getattr__(name: str) -> object:
-    """Import a name, PEP 562."""
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
+    """Import a name on first use, PEP 562: `affinityd exec` needs none of them."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415
+    if name == "verify":
+        from affinityd.cli.commands.verify import verify  # noqa: PLC0415
 
-    found: object = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = found
-    return found
+        return verify
+    from affinityd import errors  # noqa: PLC0415
+    from affinityd.client import bind  # noqa: PLC0415
+
+    return getattr(bind, name, None) or getattr(errors, name)
 
 
 def __dir__() -> list[str]:

@@ -1,24 +1,5 @@
 """The errors between a request and its answer.
 
-AffinityError
-├── InvalidRequestError   the request is malformed                       422, exit 2
-│   └── UnknownParameterError    of another release, or misspelled      422, exit 2
-├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
-├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
-│   └── BoundError        its CPUs are bound already, and stay          409, exit 1
-├── NotReadyError         no topology yet                                503, exit 1
-│   ├── BusyError         too little left of something to answer        503
-│   └── NotScannedError   no scan of the processes yet, or never         503
-├── TreeError             a root that cannot be read as a machine             exit 2
-│   └── FailingFileError  one of its files fails                              exit 1
-├── TargetError           a process that does not exist or cannot be read          exit 2
-├── OutputError           a file that cannot be written                       exit 1
-├── ApplyError            a plan that could not be applied                    exit 1
-├── DaemonError           a daemon in trouble; plan without it                exit 1
-│   └── NoDaemonError     there is none
-├── ListenError           an address that cannot be listened on               exit 1
-└── FatalError            the daemon ends                                   exit 1
-
 A message is one line that quotes the wrong value and says what would be right.
 """
 

@@ -9,9 +9,6 @@ MAX_QUOTED = 60
 
 MAX_COUNTER = 2**64 - 1  #: the largest number that the kernel writes
 
-#: Amounts of memory below this many GiB have a tenth.
-LITTLE = 10
-
 
 def quote(text: str) -> str:
     """Return a value as a message shows it: on one line, and no longer than a person reads."""
@@ -64,4 +61,4 @@ def amount(size: float) -> str:
     gib = size / 2**30
     if gib < 1:
         return f"{size / 2**20:.0f} MiB"
-    return f"{gib:.1f} GiB" if gib < LITTLE else f"{gib:.0f} GiB"
+    return f"{gib:.1f} GiB" if gib < 10 else f"{gib:.0f} GiB"  # noqa: PLR2004

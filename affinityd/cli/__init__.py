@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from io import TextIOWrapper
 
 from affinityd.cli.console import give_up_stdout, say
@@ -11,7 +12,6 @@ from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import ModuleType
 
     from affinityd.cli.parser import Parser
@@ -31,7 +31,7 @@ COMMANDS = {
     "snapshot": "capture this node into an archive, for --root elsewhere",
     "version": "print the version",
 }
-VERSION_OPTIONS = ("-V", "--version")
+ABOUT = "Runs each GPU's process on the CPUs near that GPU, and checks that it stays there."
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     """
     if argv and argv[0].startswith("-") and "--" in argv:
         argv = ["exec", *argv]  # `affinityd -- CMD`: a job must not die of a word
-    name = _command(argv[:1])
+    name = _command(argv[0] if argv else "")
     try:
         command = _import(name)
         if hasattr(command, "main"):
@@ -108,33 +108,24 @@ def entry() -> None:
     sys.exit(code)
 
 
-def _command(argv: Sequence[str]) -> str:
-    name = argv[0] if argv else ""
-    if name in COMMANDS or name in VERSION_OPTIONS:
-        return "version" if name in VERSION_OPTIONS else name
-    from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
-    from affinityd.config.removed import refusal  # noqa: PLC0415 - as seldom
+def _command(word: str) -> str:
+    """Return the name of the command. Raises SystemExit for --help and for a word that is none."""
+    if word in {"-V", "--version"}:
+        return "version"
+    if word in COMMANDS:
+        return word
+    if word in {"-h", "--help"}:
+        print(f"usage: affinityd COMMAND [OPTION …]\n\n{ABOUT}\n\ncommands:")
+        for command, about in COMMANDS.items():
+            print(f"  {command:<10}{about}")
+        print("\naffinityd COMMAND --help shows the options of a command.")
+        raise SystemExit(0)
+    from affinityd.config.removed import refusal  # noqa: PLC0415 - few type a wrong word
+    from affinityd.request.parameters import suggestion  # noqa: PLC0415 - as few
 
-    parser = Parser(
-        prog="affinityd",
-        usage="affinityd COMMAND [OPTION …]",
-        description=(
-            "Runs each GPU's process on the CPUs near that GPU, and checks that it stays there."
-        ),
-        epilog="affinityd COMMAND --help shows the options of a command.",
-    )
-    parser.add_argument(*VERSION_OPTIONS, action="store_true", help=COMMANDS["version"])
-    commands = parser.add_argument_group("commands")
-    for command, text in COMMANDS.items():
-        commands.add_argument(f"_{command}", metavar=command, nargs="?", help=text)
-    if line := refusal(name):
-        parser.exit(2, f"{line}\n")
-    if not argv:
-        parser.error(f"a command is missing; there are {', '.join(COMMANDS)}")
-    if not name.startswith("-"):
-        from affinityd.request.parameters import suggestion  # noqa: PLC0415 - as seldom
-
-        hint = suggestion(name, [*COMMANDS, "--help"])
-        parser.exit(2, f"affinityd: {quote(name)} is no command; {hint}\n")
-    parser.parse_args(argv)
-    raise AssertionError("argparse ends at --help and at anything else")
+    if not word:
+        line = f"a command is missing; there are {', '.join(COMMANDS)}"
+    else:
+        line = f"{quote(word)} is no command; {suggestion(word, [*COMMANDS, '--help'])}"
+    say(refusal(word) or f"affinityd: {line}")
+    raise SystemExit(2)

@@ -15,9 +15,6 @@ from affinityd.errors import InvalidRequestError
 from affinityd.request.parameters import PARAMETERS
 from affinityd.text import one_line, quote
 
-SHORTEST = 0.1  #: seconds of a duration: ten ticks of the kernel
-LONGEST = 3600.0
-
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser with errors of one line, and without abbreviations."""
@@ -60,9 +57,9 @@ def duration(text: str) -> float:
         seconds = float(text[:-1] if factor else text) * (factor or 1.0)
     except ValueError:
         seconds = 0.0
-    if not SHORTEST <= seconds <= LONGEST:
+    if not 0.1 <= seconds <= 3600:  # noqa: PLR2004 - from ten ticks of the kernel to an hour
         raise argparse.ArgumentTypeError(
-            f"{quote(text)} is not a time from {SHORTEST:g}s to {LONGEST / 60:g}m, as 10s or 2m"
+            f"{quote(text)} is not a time from 0.1s to 60m, as 10s or 2m"
         )
     return seconds
 
@@ -98,9 +95,8 @@ def load_settings(arguments: argparse.Namespace) -> settings.Settings:
     """
     flags = vars(arguments)
     others = settings.DAEMON_ONLY - flags.keys()
-    return settings.load(
-        flags, names=[name for name in settings.SETTING_NAMES if name not in others]
-    )
+    names = [name for name in settings.SETTING_NAMES if name not in others]
+    return settings.load(flags, names=names)
 
 
 #: Of an answer's format, of a client as `exec`, and of the choice of GPUs: each command's own.
@@ -144,11 +140,14 @@ def plan_options(
 
     Raises InvalidRequestError for one that is given twice.
     """
-    values = {name: texts for name in names if (texts := getattr(arguments, name, None))}
-    for name, texts in values.items():
+    chosen = {}
+    for name in names:
+        texts = getattr(arguments, name, None) or []
         if len(texts) > 1:
             raise InvalidRequestError(f"{name} is given twice; give it once")
-    return {name: texts[0] for name, texts in values.items()}
+        if texts:
+            chosen[name] = texts[0]
+    return chosen
 
 
 def device_options(chosen: Mapping[str, str]) -> str:

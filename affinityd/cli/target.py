@@ -26,28 +26,17 @@ from affinityd.planner import RankPlan
 from affinityd.request.environment import CUDA
 from affinityd.request.parameters import parse_query
 from affinityd.request.resolve import Caller, Reply
-from affinityd.text import quote
+from affinityd.text import quote, whole_number
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import name_gpus, near_nodes
-
-PID_DIGITS = 10  #: more than any pid has
-
-DIFFERS = "its environment names {}, and by the driver it uses {}: the driver's counts"
-NOT_NAMED = (
-    "its environment names none of {gpus}, and {why}: it is not judged, since CPUs near any of "
-    "them count as near; name the one that it uses with --gpus N"
-)
-USES_NONE = "by the driver it uses none of them now"
-GPU_NOT_KNOWN = "which one it uses is not known ({why})"
-REPLAYED = "the machine is replayed"
 
 
 def process_id(text: str) -> int:
     """Parse a PID. Raises ArgumentTypeError."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= PID_DIGITS
-    if not is_number or int(text) == 0:
+    pid = whole_number(text, 2**32)  # more than any pid
+    if not pid:
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a PID; a PID is a number from 1")
-    return int(text)
+    return pid
 
 
 def living(pid: int) -> Stat:
@@ -197,7 +186,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     """
     held = GpuHolders()
     if planner.node.replayed:
-        held = GpuHolders.unknown_of(planner.topology.gpus, REPLAYED)
+        held = GpuHolders.unknown_of(planner.topology.gpus, "the machine is replayed")
     elif not is_named:
         held = HolderSources(query_processes).held(planner.topology)
     using = {holding.pid: {holding.gpu, *holding.beside} for holding in held.holdings}
@@ -206,30 +195,26 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     for stat in descendants(process.number):
         with suppress(AffinityError):
             found[stat.number] = _gpus_of_process(planner, stat, using.get(stat.number, set()))
-    unclear = {
-        pid
-        for pid, gpus in found.items()
-        if not is_named and not gpus.is_named and _are_apart(planner, gpus.reply.ranks)
-    }
-    by_driver = {pid for pid, gpus in found.items() if gpus.remark} | (unclear & using.keys())
-    unclear -= using.keys()
     ranks = {pid: gpus.ranks for pid, gpus in found.items()}
+    remarks = {pid: gpus.remark for pid, gpus in found.items() if gpus.remark}
+    by_driver = bool(remarks)
+    unclear = set()
+    for pid, gpus in found.items():
+        # Whether the GPUs are all near the same CPUs: then it is no matter which it uses.
+        places = {near_nodes(planner.topology, gpu) for gpu in gpus_of(gpus.reply.ranks)}
+        if is_named or gpus.is_named or len(places) <= 1:
+            continue
+        if pid in using:
+            by_driver = True
+        else:
+            unclear.add(pid)
     doubts = {}
     if ranks.keys() <= unclear:  # else the others use none: they start those that do, or help them
-        why = next((GPU_NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
-        doubts = {
-            pid: NOT_NAMED.format(gpus=_names(planner, ranks[pid]), why=why) for pid in unclear
-        }
+        doubts = {pid: _doubt(planner, ranks[pid], held) for pid in unclear}
     else:
         for pid in unclear - {process.number}:
             del ranks[pid]
-    return UsedGpus(
-        reply=own.reply,
-        ranks=ranks,
-        doubts=doubts,
-        remarks={pid: gpus.remark for pid, gpus in found.items() if gpus.remark},
-        by_driver=bool(by_driver),
-    )
+    return UsedGpus(own.reply, ranks, doubts, remarks, by_driver=by_driver)
 
 
 @dataclass(frozen=True)
@@ -265,13 +250,22 @@ def _gpus_of_process(
     by_driver = _names(planner, reply.ranks)
     remark = f"its environment names no certain GPU; by the driver it uses {by_driver}"
     if planned:
-        remark = DIFFERS.format(_names(planner, planned), by_driver)
+        remark = (
+            f"its environment names {_names(planner, planned)}, and by the driver it uses "
+            f"{by_driver}: the driver's counts"
+        )
     return FoundGpus(reply, reply.ranks, is_named, remark)
 
 
-def _are_apart(planner: ProcessPlanner, ranks: Sequence[RankPlan]) -> bool:
-    """Return whether the GPUs of ranks are not all near the same CPUs."""
-    return len({near_nodes(planner.topology, gpu) for gpu in gpus_of(ranks)}) > 1
+def _doubt(planner: ProcessPlanner, ranks: Sequence[RankPlan], held: GpuHolders) -> str:
+    """Return why a process that may use any of these GPUs is not judged."""
+    why = "by the driver it uses none of them now"
+    if held.unknown:
+        why = f"which one it uses is not known ({next(iter(held.unknown.values()))})"
+    return (
+        f"its environment names none of {_names(planner, ranks)}, and {why}: it is not judged, "
+        "since CPUs near any of them count as near; name the one that it uses with --gpus N"
+    )
 
 
 def _names(planner: ProcessPlanner, ranks: Sequence[RankPlan]) -> str:

@@ -11,7 +11,6 @@ from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import (
     PLAN_OPTIONS,
     Parser,
-    add_plan_option,
     add_plan_options,
     add_settings,
     load_settings,
@@ -32,16 +31,13 @@ from affinityd.request.task import visible_lists
 from affinityd.text import quote
 from affinityd.topology.model import Node, Topology
 
-TABLE = "table"
-FORMS = (TABLE, *FORMATS)
-NUMERIC_COLUMNS = {"rank", "gpu", "node", "home", "cores"}
-NO_VERBS = "the plan has no active device of InfiniBand, RoCE or EFA"
-PLAN_COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cpulist")
+FORMS = ("table", *FORMATS)
+OPTIONS = (*PLAN_OPTIONS, "gpus_per_rank")
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    add_plan_options(parser, "the plan", PLAN_OPTIONS, Options().mode)
+    add_plan_options(parser, "the plan", OPTIONS, Options().mode)
     text = f"{PARAMETERS['format'].help}: {', '.join(FORMS)}"
     parser.add_argument("--format", action="append", help=text)
     text = "the same as --format json"
@@ -52,7 +48,6 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--choose-gpu", action="append_const", const="gpu", dest="choose", help=text
     )
-    add_plan_option(parser, "gpus_per_rank", is_shown=False)
     text = "the CPUs of a rank, like 0-15; once for each rank of the node, in their order"
     parser.add_argument("--cpus-of", metavar="LIST", action="append", default=[], help=text)
     # For scripts: the daemon's answer to --query, from the node.json that it left.
@@ -63,10 +58,11 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan. Raises AffinityError."""
-    chosen = plan_options(arguments, (*PLAN_OPTIONS, "format", "choose", "gpus_per_rank"))
+    chosen = plan_options(arguments, (*OPTIONS, "format", "choose"))
     if arguments.node_file is not None or arguments.query:
-        return _of_file(arguments, chosen)
-    form = chosen.pop("format", TABLE)
+        print(_answer_of_file(arguments, chosen), end="")
+        return 0
+    form = chosen.pop("format", "table")
     if form not in FORMS:
         raise InvalidRequestError(f"format: {quote(form)} is not one of {', '.join(FORMS)}")
     request = parse_query(chosen.items())
@@ -112,26 +108,26 @@ def _cpus_of(text: str, topology: Topology) -> CpuSet:
 
 
 def _print(reply: Reply, form: str, *, explain: bool) -> None:
-    if form == TABLE:
+    if form == "table":
         print("\n".join(_table(reply, explain=explain)))
     else:
         text = render(reply, form)
         print(text, end="")
         if not text:
-            say(f"affinityd: format {form}: {NO_VERBS}")
+            no_devices = "the plan has no active device of InfiniBand, RoCE or EFA"
+            say(f"affinityd: format {form}: {no_devices}")
     if form != "json":
         for line in _warnings(reply):
             say(f"affinityd: {line}")
 
 
-def _of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) -> int:
+def _answer_of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) -> str:
     if arguments.node_file is None:
         raise InvalidRequestError("--query is for --node-file; without it, give --gpus, --mode, …")
     if chosen or arguments.explain or arguments.svg is not None:
         raise InvalidRequestError("--node-file takes no option but --query NAME=VALUE")
     pairs = [text.partition("=")[::2] for text in arguments.query]
-    print(local_plan.answer_query(arguments.node_file, pairs), end="")
-    return 0
+    return local_plan.answer_query(arguments.node_file, pairs)
 
 
 def _warnings(reply: Reply) -> Iterator[str]:
@@ -147,18 +143,18 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
     options = reply.request.options
     allowed = format_list(reply.allowed)
     yield f"{reply.node}: {options.mode}, share={reply.plan.share}, allowed CPUs {allowed}"
-    columns = [*PLAN_COLUMNS, *(["nics"] if any(reply.nics.values()) else [])]
+    columns = ["rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cpulist"]
+    if any(reply.nics.values()):
+        columns.append("nics")
     rows = []
     for rank in reply.ranks:
         node = "?" if rank.gpu.numa_node is None else str(rank.gpu.numa_node)
-        cells = (
-            *(str(rank.rank), str(rank.gpu.index), rank.gpu.pci_bus_id, node),
-            "-" if rank.home_node is None else str(rank.home_node),
-            *(rank.locality, str(rank.physical_cores), format_list(rank.cpus)),
-            ",".join(nic.port.device for nic in reply.nics[rank.gpu.key]) or "-",
-        )
-        rows.append(cells[: len(columns)])
-    head, *lines = aligned(columns, rows, NUMERIC_COLUMNS)
+        home = "-" if rank.home_node is None else str(rank.home_node)
+        cells = [str(rank.rank), str(rank.gpu.index), rank.gpu.pci_bus_id, node, home]
+        cells += [rank.locality, str(rank.physical_cores), format_list(rank.cpus)]
+        nics = ",".join(nic.port.device for nic in reply.nics[rank.gpu.key]) or "-"
+        rows.append([*cells, nics][: len(columns)])
+    head, *lines = aligned(columns, rows, {"rank", "gpu", "node", "home", "cores"})
     yield head
     for rank, line in zip(reply.ranks, lines, strict=True):
         yield line
