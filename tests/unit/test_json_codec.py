@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
-from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
 from affinityd.json_codec import MAX_JSON_NUMBER, CpuList, OneOf, decode, dumps, left_out, loads
@@ -117,11 +116,3 @@ def test_a_text_that_is_no_document_is_refused_in_one_line(text: str | bytes, sa
     with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
         loads(Host, text, "host")
     assert str(caught.value).startswith(f"host {said}")
-
-
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-JSON = st.recursive(
-    SCALARS,
-    lambda it: st.lists(it, max_size=3) | st.dictionaries(st.text(max_size=5), it, max_size=3),
-    max_leaves=8,
-)
