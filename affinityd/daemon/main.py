@@ -101,14 +101,14 @@ async def _serve(
         plugin = NriPlugin(
             settings, watcher, lambda: loop.call_soon_threadsafe(watcher.want_reading)
         )
-        metrics.show("nri", plugin.metrics)
+        metrics.of_nri = plugin.metrics
         plugin.start()
     if scans is not None and (every := settings.scan_interval) is not None:
 
-        def scan(topology: Topology) -> bool:
-            return scans.scan(topology, plugin.names if plugin else {})
+        def scan(topology: Topology) -> None:
+            scans.scan(topology, plugin.names if plugin else {})
 
-        works.append(scan_regularly(scan, watcher, metrics.failed_scans.inc, every=every))
+        works.append(scan_regularly(scan, watcher, every=every))
     _take_signals(servers, watcher)
     log.info("affinityd %s answers %s", __version__, listeners)
     if settings.switch != ON:

@@ -60,7 +60,6 @@ class Planned(NamedTuple):
     options: Options  #: as planned by
     plan: Plan
     allowed: CpuSet  #: the CPUs that were planned on
-    slice: str | None = None  #: what became of the task's slice; None: it has none
     #: The variables that leave a rank the GPUs that were chosen for it
     visible: Mapping[int, Mapping[str, str]] = {}
 

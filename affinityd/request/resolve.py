@@ -45,7 +45,6 @@ class Reply(NamedTuple):
     switch: str = ON  #: of the node and of the caller, together
     #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
-    slice: str | None = None  #: what became of a Slurm task's slice: "kept" or "dealt"
     doubt: Doubt | None = None  #: why its GPUs may be others; None: they are these
     #: The variables that leave a rank the GPUs that were chosen for it
     visible: Mapping[int, Mapping[str, str]] = {}
@@ -179,7 +178,6 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
         visible_memory=frozenset(node for node in memory if node is not None),
         doubt=seen.doubt,
         near_cpus=planned.allowed & vicinity(topology, gpus).cpus,
-        slice=planned.slice,
     )
 
 

@@ -37,9 +37,6 @@ from affinityd.text import count
 from affinityd.topology.model import cpus_of
 from affinityd.topology.nearness import vicinity
 
-#: What became of a task's slice: it stays, or CPUs changed hands.
-KEPT = "kept"
-DEALT = "dealt"
 #: What to ask Slurm for where a slice has no near CPU.
 REMEDY = "--gres-flags=enforce-binding with Cores= in gres.conf, or --gpu-bind=closest"
 
@@ -166,8 +163,7 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
     because = f"Slurm bound the task to CPUs {format_list(own)}"
     if cpus != own:
         because += "; far ones were exchanged with other tasks of the step"
-    planned = plan_bound(step.resolved, step.own, step.ranks, cpus, because, remedy=REMEDY)
-    return planned._replace(slice=KEPT if cpus == own else DEALT)
+    return plan_bound(step.resolved, step.own, step.ranks, cpus, because, remedy=REMEDY)
 
 
 def _dealt_before(step: StepTask, slices: tuple[CpuSet, ...]) -> CpuSet | None:

@@ -163,6 +163,8 @@ class OtherSites:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, AffinityError)  # noqa: S101 - Starlette's handlers take any
+    if request.scope["path"] == "/plan":
+        plan.count_plan(request, "", str(error.status), "")
     reply = problem(request, error.status, error.title, str(error))
     if type(error) is NotReadyError:  # its kinds may last
         reply.headers["retry-after"] = RETRY_SECONDS

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from time import perf_counter
 from typing import Annotated
 from urllib.parse import parse_qsl
 
@@ -15,8 +14,7 @@ from starlette.responses import Response
 from affinityd.config import OBSERVE
 from affinityd.daemon.api import JSON, TEXT, refusals, state_of
 from affinityd.daemon.api.peers import peer_of_request
-from affinityd.daemon.metrics import Metrics
-from affinityd.errors import AffinityError, BoundError, InvalidRequestError
+from affinityd.errors import InvalidRequestError
 from affinityd.json_codec import dumps
 from affinityd.request import resolve
 from affinityd.request.document import PlanDocument, document
@@ -64,27 +62,28 @@ DESCRIBED = [
 router = APIRouter()
 
 
-@dataclass(frozen=True)
-class PlanQuery:
-    """A query that was read."""
+def count_plan(request: HttpRequest, mode: str, result: str, locality: str) -> None:
+    """Count a plan or a refusal by client.
 
-    asked: Request
-    client: str  #: "job": exec, bind, TaskProlog and a pod's run; or "other"
-    began: float  #: when it came, by perf_counter
-
-
-async def plan_query(request: HttpRequest) -> PlanQuery:
-    """Read the query of a request. Raises AffinityError."""
-    state = state_of(request)
-    await state.watcher.first_reading()
-    began = perf_counter()
+    "job": exec, bind, TaskProlog and a pod's run; or "other".
+    """
     is_job = f"format={JOBS_FORMAT}".encode() in request.scope["query_string"]
     client = "job" if is_job else "other"
-    try:
-        return PlanQuery(await read_query(request), client, began)
-    except AffinityError as error:
-        _count_refusal(state.metrics, client, error)
-        raise
+    state_of(request).metrics.plans.labels(mode, result, locality, client).inc()
+
+
+async def read_query(request: HttpRequest) -> Request:
+    """Read the query of a request, and the machine again where it has changed."""
+    query = request.scope["query_string"]
+    watcher = state_of(request).watcher
+    await watcher.first_reading()
+    asked = parse_query(pairs_of(query))
+    await watcher.refresh()
+    names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
+    if names_mig and names_unknown_mig(watcher.node.topology, asked.task):
+        peer = peer_of_request(request.scope)
+        await watcher.seek_mig(peer.credentials.uid if peer else None)
+    return asked
 
 
 @router.get(
@@ -94,49 +93,20 @@ async def plan_query(request: HttpRequest) -> PlanQuery:
     responses={200: {"content": {TEXT: {"schema": {"type": "string"}}}}, **NO_PLAN},
     openapi_extra={"parameters": DESCRIBED},
 )
-async def plan(request: HttpRequest, query: Annotated[PlanQuery, Depends(plan_query)]) -> Response:
+async def plan(request: HttpRequest, asked: Annotated[Request, Depends(read_query)]) -> Response:
     """Answer a request. Raises AffinityError; its kind is the reason."""
     state = state_of(request)
-    metrics = state.metrics
-    asked = query.asked
-    try:
-        node = state.watcher.node
-        caller = state.callers.of_peer(peer_of_request(request.scope))
-        reply = replied(node, asked, caller)
-    except AffinityError as error:
-        _count_refusal(metrics, query.client, error)
-        raise
+    node = state.watcher.node
+    caller = state.callers.of_peer(peer_of_request(request.scope))
+    reply = replied(node, asked, caller)
     is_text = wants_text(request.headers.get("accept"))
     form = asked.format or ("cpulist" if is_text else "json")
-    mode = reply.request.options.mode
-    metrics.plans.labels(mode, "ok", reply.locality, query.client).inc()
-    if asked.task.slurm is not None:
-        metrics.slurm_slices.labels(reply.slice or "none").inc()
+    count_plan(request, reply.request.options.mode, "ok", reply.locality)
     if observed := observed_placement(node.topology, reply, caller, form):
-        metrics.observed_plans.labels(observed, reply.locality).inc()
-    metrics.plan_seconds.observe(perf_counter() - query.began)
+        state.metrics.observed_plans.labels(observed, reply.locality).inc()
     if form == "json":
         return Response(f"{dumps(document(reply), ensure_ascii=False)}\n", media_type=JSON)
     return Response(render(reply, form), media_type=TEXT)
-
-
-def _count_refusal(metrics: Metrics, client: str, error: AffinityError) -> None:
-    metrics.plans.labels("", str(error.status), "", client).inc()
-    if isinstance(error, BoundError):
-        metrics.slurm_slices.labels("bound").inc()
-
-
-async def read_query(request: HttpRequest) -> Request:
-    """Read the query of a request, and the machine again where it has changed."""
-    query = request.scope["query_string"]
-    peer = peer_of_request(request.scope)
-    watcher = state_of(request).watcher
-    asked = parse_query(pairs_of(query))
-    await watcher.refresh()
-    names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
-    if names_mig and names_unknown_mig(watcher.node.topology, asked.task):
-        await watcher.seek_mig(peer.credentials.uid if peer else None)
-    return asked
 
 
 def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:

@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Histogram,
     Info,
     ProcessCollector,
     disable_created_metrics,
@@ -83,19 +82,7 @@ def whole(families: Iterable[MetricFamily[T]], thing: T) -> Iterator[Metric]:
     return filled(families, [((), thing)])
 
 
-#: Seconds. A plan takes about a millisecond; a new reading of the machine may come before it.
-BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-
 NODE_FAMILIES: tuple[MetricFamily[Node], ...] = (
-    MetricFamily(
-        "affinityd_cpus",
-        "Logical CPUs of the node, by state.",
-        lambda node: {
-            "online": len(node.topology.online),
-            "reserved": len(node.reserved & node.topology.online),
-        },
-        "state",
-    ),
     MetricFamily(
         "affinityd_gpus",
         "GPUs of the node, by vendor.",
@@ -179,7 +166,7 @@ class Metrics:
         self.scan_interval: float | None = scan_interval
         self.last_scan = last_scan
         self._machine = machine
-        self._more: dict[str, Callable[[], Iterator[Metric]]] = {}
+        self.of_nri: Callable[[], Iterator[Metric]] | None = None
         self._registry = registry = CollectorRegistry()
         self.plans = Counter(
             "affinityd_plans",
@@ -191,12 +178,6 @@ class Metrics:
         )
         for status in REFUSALS:  # a rate does not see the first refusals of a series without a 0
             self.plans.labels("", status, "", "job")
-        self.plan_seconds = Histogram(
-            "affinityd_plan_duration_seconds",
-            "Seconds that planning took; a remembered answer is not planned again.",
-            buckets=BUCKETS,
-            registry=registry,
-        )
         self.observed_plans = Counter(
             "affinityd_observed_plans",
             "Plans that were not applied because of AFFINITYD=observe; before: where the process "
@@ -204,23 +185,10 @@ class Metrics:
             ("before", "after"),
             registry=registry,
         )
-        self.slurm_slices = Counter(
-            "affinityd_slurm_slices",
-            "Plans for tasks of Slurm's steps. kept: the task has the CPUs that Slurm bound it to; "
-            "dealt: tasks exchanged far ones; bound: the user bound it, and it stays; none: it has "
-            "no CPUs of its own.",
-            ("result",),
-            registry=registry,
-        )
         self.refused_connections = Counter(
             "affinityd_refused_connections",
             "Connections closed for a new one of a user who had the most that one may have.",
             registry=registry,
-        )
-        self.failed_scans = Counter(
-            "affinityd_scan_failures",
-            "Scans of the processes that failed; the last good one stays, and its age grows.",
-            registry=None if scan_interval is None else registry,
         )
         build = {"version": __version__}
         if demo is not None:
@@ -235,10 +203,6 @@ class Metrics:
         last = self.last_scan()
         return None if last is None else since_boot() - last.boot
 
-    def show(self, name: str, collect: Callable[[], Iterator[Metric]]) -> None:
-        """Show metrics from now on instead of those of that name."""
-        self._more = {**self._more, name: collect}
-
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that are computed at each scrape."""
         if node := self._machine.known:
@@ -247,8 +211,8 @@ class Metrics:
             yield from filled(GPU_FAMILIES, gpus, GPU_LABELS)
             yield from filled(NIC_FAMILIES, _nics(node), (*GPU_LABELS, "device", "port", "link"))
         yield from whole(DAEMON_FAMILIES, self)
-        for collect in self._more.values():
-            yield from collect()
+        if self.of_nri is not None:
+            yield from self.of_nri()
 
     def exposition(self) -> bytes:
         """Return all of them in Prometheus' text form; of the last scan unless it is old."""

@@ -74,8 +74,8 @@ class ScanChild:
                 os._exit(0)
         pipe.close()
 
-    def scan(self, topology: Topology, containers: ContainerNames) -> bool:
-        """Have it scan; `containers` are those known by name. Return whether it could.
+    def scan(self, topology: Topology, containers: ContainerNames) -> None:
+        """Have it scan; `containers` are those known by name.
 
         Raises FatalError where it has ended: one that hangs ends itself.
         """
@@ -92,30 +92,20 @@ class ScanChild:
         self._sent = topology
         if head:
             self.last = ScanResult(head["boot"], texts)
-        return head is not None
 
 
 async def scan_regularly(
-    scan: Callable[[Topology], bool],
-    machine: KnownNode,
-    on_failure: Callable[[], None],
-    *,
-    every: float,
+    scan: Callable[[Topology], None], machine: KnownNode, *, every: float
 ) -> None:
     """Scan every so many seconds, from the first reading of the topology on, for ever.
 
-    A scan that fails leaves the last one, whose age grows, and is counted by `on_failure`. Raises
-    FatalError.
+    A scan that fails leaves the last one, whose age grows. Raises FatalError.
     """
     await machine.has_read.wait()
     while True:
         began = time.monotonic()
-        try:
-            has_scanned = await in_background(partial(scan, machine.node.topology))
-        except OSError:  # no thread can be started
-            has_scanned = False
-        if not has_scanned:
-            on_failure()
+        with suppress(OSError):  # no thread can be started
+            await in_background(partial(scan, machine.node.topology))
         await asyncio.sleep(began + every - time.monotonic())
 
 

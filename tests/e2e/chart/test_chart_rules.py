@@ -34,7 +34,7 @@ Case = tuple[str, Series, int, bool]  #: alert without `Affinityd`, samples, min
 
 BUILD, GENERATION = series("affinityd_build_info"), series("affinityd_topology_generation")
 ELSEWHERE = 'affinityd_topology_generation{job="affinityd",instance="b"}'
-GPUS, NO_GPU = series("affinityd_gpus", vendor="amd"), series("affinityd_cpus", state="online")
+GPUS, NO_GPU = series("affinityd_gpus", vendor="amd"), BUILD
 LOCAL, REFUSED = (
     series("affinityd_plans_total", mode="node", result=result, locality=locality, client="job")
     for result, locality in (("ok", "local"), ("404", ""))

@@ -73,8 +73,6 @@ def test_a_daemon_says_why_nvml_fails(node: LiveNode) -> None:
         assert (gpu["uuid"], gpu["model"]) == (UUID, MODEL)
         eventually(lambda: "version mismatch" in daemon.log.read_text().lower(), "it says why")
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
-        scraped = daemon.get("/metrics").text.splitlines()
-        assert "affinityd_scan_failures_total 0.0" in scraped
 
 
 def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(node: LiveNode) -> None:
