@@ -67,7 +67,7 @@ def measure(pairs: int = 60) -> tuple[Ratio, ...]:
             most,
             [one / bare for one, bare in zip(costs[name], costs[BARE], strict=True)],
         )
-        for name, most in ((EXEC, 1.5), (EXEC_ALONE, 5), (RUN, 1.5))
+        for name, most in ((EXEC, 3.5), (EXEC_ALONE, 8), (RUN, 1.5))
     )
 
 

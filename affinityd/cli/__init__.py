@@ -58,12 +58,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser_of(name: str) -> Parser:
-    """Return the parser of a command; of `exec` it is for its help alone."""
+    """Return the parser of a command; `exec` has one of its own, and the same options."""
     from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
 
     command = _import(name)
-    if hasattr(command, "help_parser"):
-        return command.help_parser()  # type: ignore[no-any-return]
     about = COMMANDS[name]
     parser = Parser(
         prog=f"affinityd {name}",

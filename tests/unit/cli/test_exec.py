@@ -13,35 +13,21 @@ from affinityd.request.parameters import PARAMETERS as PLAN_S
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        ("", {}),
-        ("--gpus 1 --cpuset=x", {"gpus": "1", "cpuset": "x"}),
-        (
-            "--threads -v --fail-closed",
-            {"threads": "true", "verbose": "true", "fail_closed": "true"},
-        ),
-        ("--strict --verbose", {"strict": "true", "verbose": "true"}),
+        ("--gpus 1 --cpuset=x", {"gpus": "1", "cpuset": "x", "threads": False}),
+        ("--threads -v --fail-closed", {"threads": True, "verbose": True, "fail_closed": True}),
+        ("--strict --choose-gpu", {"strict": "true", "choose": "gpu"}),
         ("--strict false --balanced", {"strict": "false", "balanced": "true"}),
     ],
 )
-def test_options_are_read(words: str, options: dict[str, str]) -> None:
-    assert parse(words.split()) == options
+def test_options_are_read(words: str, options: dict[str, object]) -> None:
+    assert options.items() <= vars(parse(words.split())).items()
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--mdoe node", "'--mdoe' is not an option; did you mean --mode?"),
-        ("--fail_closed", "'--fail_closed' is not an option; did you mean --fail-closed?"),
-        ("-x", "'-x' is not an option; known are --gpus, --rank,"),
-        ("--mode", "--mode has no value; write it like --mode=VALUE"),
-        ("--threads true", "'true' is not an option"),
-        ("--threads=false", "'--threads=false': --threads takes no value"),
-        ("--gpus 0 --gpus 1", "--gpus is given twice; give it once"),
-    ],
-)
-def test_a_wrong_option_is_quoted(words: str, line: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"^{re.escape(line)}"):
+@pytest.mark.parametrize("words", ["--mdoe node", "--fail", "-x", "--mode", "--threads true"])
+def test_a_wrong_option_is_an_error_of_one_line(words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^.+; see affinityd exec --help$") as caught:
         parse(words.split())
+    assert words.rsplit(maxsplit=1)[-1] in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +55,12 @@ def test_a_timeout_is_a_number_of_seconds(text: str) -> None:
         seconds(text)
 
 
-def test_the_help_has_what_people_type(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert set(PLAN_S) - set(PARAMETERS) == {"choose", "format", "nics", "observe", "whose"}
+def test_the_help_has_what_people_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(PLAN_S) - set(PARAMETERS) == {"format", "nics", "observe", "whose"}
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert "-v, --verbose" in printed
     assert f"--memory {'|'.join(POLICIES)}" in printed
-    names = " ".join(re.findall(r"^  (--[a-z-]+)", printed, re.MULTILINE))
-    assert names.startswith("--gpus --choose-gpu --rank --mode --memory --nics --threads")
+    names = re.findall(r"^  (--[a-z-]+)", printed, re.MULTILINE)
+    assert names[:5] == ["--gpus", "--choose-gpu", "--rank", "--mode", "--memory"]
     assert "--ranks" not in names  # launchers set it
