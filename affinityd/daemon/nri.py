@@ -285,10 +285,7 @@ class NriPlugin:
         return cpusets
 
     def _updates(self) -> tuple[float | None, Mapping[str, bytes]]:
-        """Try missed containers again; return the seconds until the next time, and the changes.
-
-        None: no container was missed.
-        """
+        """Try missed containers again; return the seconds to the next time or None, and changes."""
         cpusets: dict[str, str] = {}
         seconds = self._seconds_until_next()
         if seconds == 0:
@@ -331,10 +328,7 @@ class NriPlugin:
         return f"container {known.pod.namespace}/{known.pod.name}/{known.container.name}"
 
     def _adjusted(self, known: Known, *, runs: bool = False) -> Adjustment:
-        """Return the changes to a container; `runs`: they are made while it runs.
-
-        Failures are logged once.
-        """
+        """Return the changes to a container; `runs`: while it runs. Failures are logged once."""
         name = self._name(known)
         outcome = UNKNOWN
         try:
@@ -354,10 +348,8 @@ class NriPlugin:
         return Adjustment(outcome)
 
     def _judge(self, known: Known) -> Adjustment:
-        """Return what has become of a running container with a cpuset: PINNED where it is ours.
-
-        Its pod's author cannot set its annotations. One that was placed while it ran has none.
-        """
+        """Return what has become of a running container with a cpuset: PINNED where it is ours."""
+        # Its pod's author cannot set its annotations. One that was placed while it ran has none.
         cpus = parse_list(known.container.cpus)
         placed, _, locality = known.container.annotations.get(PLACED_ANNOTATION, "").partition(" ")
         if placed == known.container.cpus:
@@ -417,11 +409,8 @@ class NriPlugin:
         return cpuset_at(known.pod.cgroup)
 
     def _granted_by_kubelet(self, topology: Topology, pod: Pod, container: Container) -> str:
-        """Return the GPUs that kubelet gave a container. Raises OSError where it does not answer.
-
-        It is asked once for a request, and after a failure not soon again: it refuses more than
-        100 questions a second.
-        """
+        """Return the GPUs that kubelet gave a container. Raises OSError if it does not answer."""
+        # Asked once a request, and seldom after a failure: it refuses over 100 calls a second.
         if self._resources is None and time.monotonic() >= self._asks_from:
             try:
                 answer = pods.list_pods(self._kubelet or "", KUBELET_SECONDS)

@@ -50,10 +50,7 @@ class NodePlan:
 
 
 def node_query(chosen: Mapping[str, str]) -> Pairs:
-    """Return the request: every GPU of the node, and where modes divide, a block for each.
-
-    That is stated, since it is the default only for a process that may use all of the node.
-    """
+    """Return the request: every GPU of the node, and where modes divide, a block for each."""
     asked = {name: chosen[name] for name in chosen if name not in REFUSING}
     mode = MODES.get(asked.get("mode", "node").replace("-", "_"))
     share = {"share": "node"} if mode and mode.shares_node else {}
@@ -126,10 +123,7 @@ def write_scripts(folder: Path) -> None:
 
 
 def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:
-    """Write the defaults of variables for `run`, and the switch.
-
-    The least switch counts: `heed` of `run` sets it. Raises OutputError.
-    """
+    """Write defaults of variables for `run`, and the switch. Raises OutputError."""
     assignments = (
         f'[ -n "${{{name}-}}" ] || {name}={quote(text)}\n' for name, text in settings.items()
     )
@@ -138,10 +132,7 @@ def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) 
 
 
 def write_plan(folder: Path, plan: NodePlan) -> None:
-    """Write a node's plan, and for `run` each GPU's CPUs and locality by its names.
-
-    Raises OutputError.
-    """
+    """Write a plan, and for `run` each GPU's CPUs and locality by its names. Raises OutputError."""
     for rank in plan.document.ranks:
         for name in (f"{rank.gpu.index}", *(rank.gpu.names or ())):
             if name.isprintable() and not name.startswith("."):

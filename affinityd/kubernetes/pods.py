@@ -39,10 +39,7 @@ MOST = 10_000  #: containers of a node
 
 
 def list_pods(socket: str, timeout: float = TIMEOUT) -> bytes:
-    """Return kubelet's answer about the pods of this node.
-
-    Raises OSError where kubelet does not answer, ValueError, one line, for no answer to that.
-    """
+    """Return kubelet's answer about its pods. Raises OSError: none; ValueError: a wrong one."""
     return grpc.call(socket, f"{SERVICE}/List", b"", timeout)
 
 
@@ -210,10 +207,7 @@ class Candidate:
 
 
 def _match(processes: Sequence[ProcessFacts], candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the only container that fits, one with exclusive CPUs first.
-
-    None: there is none, or there are several.
-    """
+    """Return the only container that fits, one with exclusive CPUs first; None: none or several."""
     fitting = [candidate for candidate in candidates if all(map(candidate.fits, processes))]
     exclusive = [candidate for candidate in fitting if candidate.container.cpus]
     if exclusive and any(facts.cpuset for facts in processes):

@@ -69,7 +69,7 @@ class ShownNode:
 
     @property
     def configured(self) -> TypeCounts | None:
-        """Gres= of slurm.conf; None: slurmctld refuses the node, and shows what it registered."""
+        """Return the Gres= of nodes. Raises SlurmError, InvalidRequestError for unlike nodes."""
         return None if INVALID in self.state else self.gres
 
 

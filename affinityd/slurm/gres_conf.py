@@ -167,10 +167,7 @@ class GresConf:
         return [*lines, *(self.line(gpu, node_name) for gpu in gpus)]
 
     def line(self, gpu: Gpu, node_name: str | None = None) -> str:
-        """Return a GPU's line; a comment, where its device file or type is not known.
-
-        A wrong guess would give jobs each other's GPUs.
-        """
+        """Return a GPU's line; a comment, where a wrong guess would give jobs each other's GPUs."""
         file = device_file(gpu)
         kind = self.types.of.get(gpu.key, "?")
         naming = NAMINGS.get(gpu.vendor, NO_NAMING)

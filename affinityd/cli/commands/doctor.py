@@ -85,10 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> NodeFacts:
-    """Return the facts of the machine that the settings name, for these checks or all.
-
-    NVML is called if a check needs it, except during maintenance of its driver. Raises TreeError.
-    """
+    """Return the facts of the settings' machine for these checks, or all. Raises TreeError."""
     machine = Machine(settings)
     maintenance = DriverMaintenance(hold=hold).reason() if machine.is_live else None
     if maintenance is None and any(CHECKS[name].nvml for name in names or CHECKS):
@@ -111,10 +108,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
 
 
 def _daemon(settings: Settings) -> DaemonFacts:
-    """Probe the configured socket; without one, the system's or this user's own.
-
-    If neither exists, a daemon is missing only where something expects one: commands need none.
-    """
+    """Probe the configured socket; else the system's or this user's own, if one is expected."""
     default = config.default_socket()
     roots = Path(config.SYSTEM_SOCKET)
     expecting = (roots, roots.with_name(NODE_FILE), *map(Path, (config.path(), *EXPECTING)))

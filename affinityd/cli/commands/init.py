@@ -53,11 +53,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files. If a daemon refuses, `run` asks again; exit code 0.
-
-    Raises InvalidRequestError for a wrong command line, OutputError if the script that starts
-    programs cannot be written.
-    """
+    """Write the files. Raises InvalidRequestError, and OutputError for the scripts alone."""
     # The kernel would not end a container's first process.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     deadline = time.monotonic() + seconds(arguments.timeout)

@@ -67,10 +67,7 @@ def _plain(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the lines, or the diff. Return 0 if every GPU has a line, or nothing differs; else 1.
-
-    2: slurmd refuses gres.conf.
-    """
+    """Print the lines, or the diff. Return 1: lines are missing or differ; 2: slurmd refuses."""
     settings = load_settings(arguments)
     topology = read_once(settings)
     slurm = find_slurm(arguments.slurm_conf, is_live=not settings.replays)

@@ -176,10 +176,7 @@ def socket(daemon: DaemonFacts) -> CheckResults:
 
 
 def _wrong_modes(path: Path) -> Iterator[str]:
-    """Yield the folders that keep other users from the socket, or let them put another there.
-
-    A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
-    """
+    """Yield the folders that keep other users from the socket, or let them replace it."""
     if any(map(path.is_relative_to, (config.RUNTIME_FOLDERS, config.runtime_folder()))):
         return
     for place in (*reversed(path.parents), path):

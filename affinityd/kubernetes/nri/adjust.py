@@ -241,10 +241,7 @@ def _unset(container: Container, environment: Mapping[str, str]) -> dict[str, st
 
 
 def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict[str, str]:
-    """Return variables for programs, and for affinityd's own commands in the container.
-
-    `cpus`: those that it has.
-    """
+    """Return variables for programs and affinityd's commands in a container that has these CPUs."""
     asked = container.requested or container.limit
     nodes = {core.node for core in node.topology.cores if not cpus.isdisjoint(core.cpus)}
     memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
@@ -257,10 +254,7 @@ def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict
 
 
 def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[str, str]:
-    """Return the variables of libraries, where the container is one rank's.
-
-    Only devices are named that the container can open.
-    """
+    """Return the variables of libraries for one rank: of devices that its container can open."""
     files = {path.removeprefix("/dev/infiniband/") for path in container.devices}
     ports = [port for port in reply.rdma if files & {*rules.verbs(port.partition(":")[0])}]
     try:
@@ -274,11 +268,7 @@ def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[s
 
 
 def _folder(pod: Pod, container: Container, rules: Rules) -> str | None:
-    """Return the folder of the daemon's socket, if it can be mounted for this pod.
-
-    Only for namespaces that the site lists: a label is its user's. Never where the container has
-    mounted something itself.
-    """
+    """Return the folder of the daemon's socket, if the site lists the namespace and it is free."""
     taken = any(_overlap(MOUNT_POINT, path.rstrip("/")) for path in container.mounts)
     return rules.folder if rules.of_namespace(pod.namespace) and not taken else None
 

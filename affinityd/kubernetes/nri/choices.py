@@ -60,10 +60,7 @@ def is_chosen(pod: Pod, rules: Rules) -> bool:
 
 
 def choices_of(pod: Pod, rules: Rules) -> Choices:
-    """Return what counts for a pod's containers.
-
-    Raises InvalidRequestError for a label or annotation of another meaning.
-    """
+    """Return what counts for a pod's containers. Raises InvalidRequestError for a wrong value."""
     default = rules.of_namespace(pod.namespace)
     annotated = {
         name.removeprefix(ANNOTATION): text
@@ -81,10 +78,7 @@ def choices_of(pod: Pod, rules: Rules) -> Choices:
 
 
 def read_choices(texts: Mapping[str, str], default: Choices, source: str) -> Choices:
-    """Return the choices of these texts, and others by default.
-
-    `source`: before the name in an error. Raises InvalidRequestError, one line.
-    """
+    """Return these choices. Raises InvalidRequestError, a line that begins with `source`."""
     choices = default
     name = ""
     try:

@@ -72,10 +72,7 @@ def created(request: bytes) -> tuple[Pod, Container]:
 
 
 def updating(request: bytes) -> tuple[Pod, Container]:
-    """Return the pod of an UpdateContainerRequest, and the container with the resources to come.
-
-    What the request does not set stays.
-    """
+    """Return an UpdateContainerRequest's pod, and its container as it is to be."""
     pod, container = created(request)
     to_come = _resources(embedded(read(request), 3)).items()
     return pod, replace(container, **{name: value for name, value in to_come if value})
@@ -148,10 +145,7 @@ def adjusted(
     memory_nodes: str = "",
     annotations: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a CreateContainerResponse: variables, a folder to mount, a cpuset and annotations.
-
-    A folder of the node is mounted at MOUNT_POINT; None: none is. Empty CPUs or nodes stay.
-    """
+    """Return a CreateContainerResponse. What is empty or None stays as it is."""
     cpuset = (field(6, cpus) if cpus else b"") + (field(7, memory_nodes) if memory_nodes else b"")
     changes = b"".join(
         [
@@ -171,10 +165,7 @@ def adjusted(
 
 
 def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = True) -> bytes:
-    """Return a SynchronizeResponse or UpdateContainerResponse: container id → its new cpuset.
-
-    `more`: others are waited for. `may_fail`: a container's refusal is not told.
-    """
+    """Return cpusets by container's id; `more` are to come; `may_fail`: refusals are not told."""
     changes = (
         field(1, container) + field(2, field(1, field(2, field(6, cpus)))) + field(3, may_fail)
         for container, cpus in cpus_of.items()

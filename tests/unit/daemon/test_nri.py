@@ -159,15 +159,6 @@ def test_the_gpus_of_a_privileged_container_are_those_that_kubelet_gave_it(
     assert outcomes(plugin) == {outcome: 1}
 
 
-def test_a_container_keeps_the_exclusive_cpus_that_kubelet_gave_it(
-    runtime: Runtime, plugin: NriPlugin
-) -> None:
-    plugin._kubelet = "/nonexistent"
-    given = runtime.create(created(cpus=FAR))
-    assert (given.cpus, given.environment["AFFINITYD_NODES"]) == ("", "1")
-    assert states(plugin) == {"container-1": "kept"}
-
-
 def test_a_silent_kubelet_is_asked_once_without_a_thread_and_its_containers_are_tried_again(
     runtime: Runtime,
     plugin: NriPlugin,
@@ -202,6 +193,7 @@ def test_a_container_whose_gpu_comes_later_is_placed_then(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.create(created(devices=["/dev/nvidia77"]))
+    assert read_again == [1], "its driver may have come after the machine was read"
     runtime.ask(("StateChange", happened(5)))
     assert states(plugin) == {"container-1": "missed"}
     topology = plugin._service.node.topology
@@ -273,16 +265,6 @@ def test_a_running_container_whose_spec_lists_no_file_of_its_gpu_is_left_as_it_i
     assert updated(resize) == {"container-4": BOTH}, "kubelet changes it anyway"
 
 
-def test_a_running_container_that_cannot_be_placed_is_logged_and_counted_as_missed(
-    runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
-) -> None:
-    lost = created(number=1, devices=["/dev/nvidia77"])
-    (answer,) = runtime.ask(("Synchronize", synchronized(lost)))
-    assert updated(answer) == {}
-    assert states(plugin) == {"container-1": "missed"}
-    assert "container training/job/main is not adjusted, and tried again: " in caplog.text
-
-
 def test_a_cpuset_that_kubelet_set_bounds_the_other_containers(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
@@ -317,14 +299,6 @@ def test_a_resized_container_has_never_fewer_cpus_than_its_limit(
     assert states(plugin) == {"container-1": "kept"}
     (stranger,) = runtime.ask(("UpdateContainer", resized(created(number=9), 2)))
     assert updated(stranger) == {}
-
-
-def test_a_gpu_that_is_not_there_has_the_machine_read_again(
-    runtime: Runtime, plugin: NriPlugin
-) -> None:
-    assert plugin.is_known
-    runtime.create(created(devices=["/dev/nvidia77"]))
-    assert read_again == [1]
 
 
 def of_running(plugin: NriPlugin, runtime: Runtime, *requests: bytes) -> dict[str, str]:
@@ -428,7 +402,7 @@ def test_a_missed_container_is_tried_again_as_its_last_update_left_it(
     runtime.ask(("UpdateContainer", created() + field(3, field(2, field(6, FAR)))))
     plugin._service.known = known
     try_again(runtime, plugin)
-    assert states(plugin) == {"container-1": "kept"}, "its CPUs are kubelet's choice"
+    eventually(lambda: states(plugin) == {"container-1": "kept"}, "its CPUs are kubelet's choice")
 
 
 def test_a_resize_that_could_not_be_planned_is_tried_again(
