@@ -1,4 +1,4 @@
-"""What the daemon needs for each thing that it does: the table of docs/settings.md.
+"""What the daemon needs for each thing that it does: a table of docs/settings.md.
 
 Measured by the suite `privileges`; the unit and the chart are held to it.
 """
@@ -37,8 +37,7 @@ def _feature(on: str, powers: str, files: str) -> Feature:
 
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]]
-    for line in PAGE.read_text().partition("| feature |")[2].splitlines()[2:]
-    if line.startswith("| ")
+    for line in PAGE.read_text().partition("| feature |")[2].partition("\n\n")[0].splitlines()[2:]
 ]
 FEATURES = {name: _feature(*cells) for name, *cells, _ in ROWS}
 
