@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -47,11 +47,7 @@ MINUTE = 60.0
 
 MOST_LATE_NAMES = 8  #: of users, that a directory may owe at once
 
-LATE = "{number} of its processes were not scanned: the time limit was reached"
 HIDDEN = "some of its processes are hidden here, by hidepid= of /proc: run this as root"
-
-#: The main thread's mask of each process when first seen, by pid and start.
-FirstMasks = Recent[tuple[int, int], CpuSet]
 
 #: Adds what kubelet gave the containers of processes.
 NamePods = Callable[[Topology, list[AuditedProcess], ContainerNames], NamedPods]
@@ -77,17 +73,15 @@ class Auditor:
         self._held = held
         self._name_pods = name_pods
         self._proc = proc
-        self._cpu_time = CpuTimeCounters(TICKS, partial(has_ended, proc=proc))
+        self._records = ScanRecords(partial(has_ended, proc=proc))
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter(memory_seconds)
         self._users = Answers(user_name, MOST_LATE_NAMES)
-        self._history = History()
-        self._last_hour = LastHour()
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         #: The last scan saw a holder without a process for the first time: it may just have ended.
         self.has_unconfirmed = False
-        self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
-        self._first_masks = FirstMasks()
+        #: The main thread's mask of each process when first seen, by pid and start.
+        self._first_masks: Recent[tuple[int, int], CpuSet] = Recent()
         self._reserved = reserved
         self._judge: Judge | None = None
 
@@ -99,7 +93,8 @@ class Auditor:
         now, boot = time.time(), since_boot()
         if self._judge is None or self._judge.topology is not topology:  # it was read again
             if self._judge is not None:
-                self._renumber(keys_before(self._judge.topology, topology))
+                self._records.renumber(keys_before(self._judge.topology, topology))
+                self._gone = set()
             self._judge = Judge(topology)
         judge = self._judge
         self._first_masks.begin(boot)
@@ -114,68 +109,52 @@ class Auditor:
         names = {(holding.pid, holding.gpu) for holding in gone}
         self.has_unconfirmed = not names <= self._gone
         self._gone = names
-        named = (
-            self._name_pods(topology, found, containers) if self._name_pods else NamedPods(found)
-        )
+        named = NamedPods(found)
+        if self._name_pods:
+            named = self._name_pods(topology, found, containers)
         found = with_allocations(topology, self._reserved, named.processes)
         given = {**owners.noted_gpus(topology), **named.reserved}
         used = {gpu for process in found if not process.is_daemon for gpu in process.facts.gpus}
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
-        late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
+        late = {
+            gpu: f"{number} of its processes were not scanned: the time limit was reached"
+            for gpu, number in walk.late.items()
+        }
         hidden = {it.gpu: HIDDEN for it in walk.unseen if it not in gone}
         unknown = {**late, **hidden, **held.unknown}
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
-        # Not `boot`: to ask a driver takes seconds at some scans, and the counters are read now.
-        waits = self._waits.look([it.facts for it in counted(found)], processes, since_boot())
-        cpu_time = self._cpu_time.book(found, judge.near, boot, waits, unknown)
-        # A mismatch goes on while the processes of its GPU cannot be seen.
-        far = {gpu for it in found if it.is_mismatch for gpu in it.facts.gpus}
-        going_on = far | (self._since.keys() & unknown.keys())
-        self._since = {gpu: self._since.get(gpu, now) for gpu in going_on}
+        running = [it for it in found if it.facts.threads and not it.is_daemon]
         scan = Scan(
             time=now,
-            seconds=since_boot() - boot,
+            seconds=0.0,
             processes=tuple(found),
             near=judge.near,
             unknown=unknown,
             reserved={gpu: given[gpu] for gpu in given.keys() - used - unknown.keys()},
-            overlap=overlap(found),
             skipped=walk.late.total() + held.skipped,
-            divided=divided(found),
             # If a GPU's processes are not known, a tree may have its ranks: then no tree is moved.
             tree_tops={} if unknown else tree_tops(found, self._proc),
-            gpu_time=self._cpu_time.gpu_time,
-            used=cpu_time,
-            waits=waits,
+            # Not `boot`: to ask a driver takes seconds at some scans.
+            waits=self._waits.look([it.facts for it in running], processes, since_boot()),
             users=self._users.look({it.facts.uid for it in found if it.facts.uid is not None}),
             memory=self._memory.look(
                 {
                     (it.facts.pid, it.facts.start): (judge.vicinity(it.facts.gpus), it.placement)
-                    for it in counted(found)
+                    for it in running
                     if it.facts.holding is not None
                 },
                 {it.facts.pid: it.facts.uid for it in found},
             ),
             counts_waits=self._waits.counts,
-            last_hour=self._last_hour.spent(boot, self._cpu_time.gpu_time),
             lost=held.lost,
             gone=held.gone,
             loads=held.loads,
-            since={gpu: self._since[gpu] for gpu in far},
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=tuple(named.notices),
             boot=boot,
         )
-        return replace(scan, history=self._history.add(boot, states(scan)))
-
-    def _renumber(self, keys: Keys) -> None:
-        """Take over the facts of GPUs that have another index now."""
-        self._cpu_time.renumber(keys)
-        self._history.renumber(keys)
-        self._last_hour.renumber(keys)
-        self._since = moved(self._since, keys)
-        self._gone = set()
+        return self._records.add(scan)
 
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
@@ -184,7 +163,11 @@ class Auditor:
         daemons: set[int] = set()
         for facts in walk:
             of_daemon = facts.holding is None and facts.parent in daemons
-            audited = judge.judge(with_first_mask(facts, self._first_masks), of_daemon=of_daemon)
+            name = facts.pid, facts.start
+            first_mask = self._first_masks.get(name) or facts.threads[0].mask
+            self._first_masks[name] = first_mask
+            with_mask = replace(facts, first_mask=first_mask)
+            audited = judge.judge(with_mask, of_daemon=of_daemon)
             if audited.is_daemon:
                 daemons.add(facts.pid)
                 yield audited
@@ -192,16 +175,42 @@ class Auditor:
                 yield replace(audited, orphan=why_orphan(facts, owners))
 
 
-def counted(processes: Iterable[AuditedProcess]) -> Iterator[AuditedProcess]:
-    """Yield the processes that run, and are no known daemons."""
-    return (it for it in processes if it.facts.threads and not it.is_daemon)
+class ScanRecords:
+    """What is kept of the GPUs from scan to scan."""
 
+    def __init__(self, is_over: Callable[[int, int], bool]) -> None:
+        """Take the function that says whether a process, by pid and start, has ended."""
+        self._cpu_time = CpuTimeCounters(TICKS, is_over)
+        self._history = History()
+        self._last_hour = LastHour()
+        self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
 
-def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
-    """Return a process's facts, with the first mask of its main thread."""
-    key = facts.pid, facts.start
-    known[key] = first = known.get(key) or facts.threads[0].mask
-    return replace(facts, first_mask=first)
+    def renumber(self, keys: Keys) -> None:
+        """Take over the facts of GPUs that have another index now."""
+        self._cpu_time.renumber(keys)
+        self._history.renumber(keys)
+        self._last_hour.renumber(keys)
+        self._since = moved(self._since, keys)
+
+    def add(self, scan: Scan) -> Scan:
+        """Return a new scan with what its processes and the scans before tell."""
+        found = scan.processes
+        used = self._cpu_time.book(found, scan.near, scan.boot, scan.waits, scan.unknown)
+        # A mismatch goes on while the processes of its GPU cannot be seen.
+        far = {gpu for it in found if it.is_mismatch for gpu in it.facts.gpus}
+        going_on = far | (self._since.keys() & scan.unknown.keys())
+        self._since = {gpu: self._since.get(gpu, scan.time) for gpu in going_on}
+        return replace(
+            scan,
+            overlap=overlap(found),
+            divided=divided(found),
+            gpu_time=self._cpu_time.gpu_time,
+            used=used,
+            last_hour=self._last_hour.spent(scan.boot, self._cpu_time.gpu_time),
+            since={gpu: self._since[gpu] for gpu in far},
+            history=self._history.add(scan.boot, states(scan)),
+            seconds=since_boot() - scan.boot,
+        )
 
 
 # CPU time between scans, near GPUs and far from them.

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from affinityd import machines
-from affinityd.audit.auditor import MINUTE, CpuTimeCounters, LastHour
+from affinityd.audit.auditor import MINUTE, ScanRecords
 from affinityd.audit.jobs import missing_process
-from affinityd.audit.judge import Judge, divided, overlap, with_allocations
+from affinityd.audit.judge import Judge, with_allocations
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import (
     KUBERNETES,
@@ -30,7 +30,7 @@ from affinityd.audit.model import (
     ProcessFacts,
     Scan,
 )
-from affinityd.audit.verdict import HOUR, History, states
+from affinityd.audit.verdict import HOUR
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.discovery.nvml import NvmlLoad
@@ -54,10 +54,7 @@ class Demo:
         self._entries = machines.recorded(name)
         self._reserved = reserved
         self._first = since_boot()
-        self._cpu_time = CpuTimeCounters(TICKS, _has_ended)
-        self._history = History()
-        self._last_hour = LastHour()
-        self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
+        self._records = ScanRecords(lambda _pid, _start: False)
         self._last: float | None = None  #: the last scan, seconds since boot
 
     def scan(self, topology: Topology, _: ContainerNames = NO_NAMES) -> Scan:
@@ -75,32 +72,20 @@ class Demo:
         found = with_allocations(judge.topology, self._reserved, judged)
         seconds = MINUTE if self._last is None else boot - self._last
         self._last = boot
-        waits = {entry["pid"]: _waits(entry, seconds) for entry in self._entries if "busy" in entry}
-        used = self._cpu_time.book(found, judge.near, boot, waits)
-        now = time.time() - (since_boot() - boot)
-        for process in found:
-            if process.is_mismatch:
-                self._since.setdefault(process.facts.gpu, now)
         scan = Scan(
-            time=now,
-            seconds=since_boot() - boot,
+            time=time.time() - (since_boot() - boot),
+            seconds=0.0,
             processes=tuple(found),
             near=judge.near,
             unknown={},
-            overlap=overlap(found),
-            divided=divided(found),
-            gpu_time=self._cpu_time.gpu_time,
-            used=used,
-            waits=waits,
+            waits={it["pid"]: _waits(it, seconds) for it in self._entries if "busy" in it},
             users={entry["uid"]: entry["user"] for entry in self._entries if "user" in entry},
             memory=self._memory(judge, found),
-            last_hour=self._last_hour.spent(boot, self._cpu_time.gpu_time),
             loads=self._loads(gpus),
-            since=self._since,
             boot=boot,
             demo=self._name,
         )
-        return replace(scan, history=self._history.add(boot, states(scan)))
+        return self._records.add(scan)
 
     def _judged(
         self, judge: Judge, gpus: Sequence[GpuKey], boot: float
@@ -170,10 +155,6 @@ class Demo:
                     resident, near.memory, near.far_memory, process.placement
                 )
         return memory
-
-
-def _has_ended(_pid: int, _start: int) -> bool:
-    return False
 
 
 def _threads(entry: Mapping[str, Any], start: float, boot: float) -> Iterator[Thread]:

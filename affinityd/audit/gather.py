@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -180,32 +179,17 @@ def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
 
 # What set the mask of a process, as far as its environment, cpuset and threads tell.
 
-OURS, SLURMS, OPENMP, UNKNOWN = "affinityd", "Slurm", "OpenMP", "unknown"
 #: The file of an OpenMP runtime among those that a process maps: of GCC, Intel or LLVM.
 RUNTIME = re.compile(r"/(lib(?:gomp|iomp5|omp)\b[^/\n]*)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class MaskOwner:
-    """The program that set a mask."""
+def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
+    """Return what set a process's mask, or moved threads of it, and how that ends.
 
-    name: str
-    how: str = ""  #: by what it is known
-    ends_it: str = ""  #: how it leaves the mask, as a clause
-
-    def __str__(self) -> str:
-        """Return it as a message says it."""
-        how = f" ({self.how})" if self.how else ""
-        return "; ".join(filter(None, (f"{self.name}{how}", self.ends_it)))
-
-
-def owner_of(facts: ProcessFacts, root: str = "") -> MaskOwner | None:
-    """Return the program that set a process's mask, or moved threads of it; None: none did.
-
-    The kernel lets the reader wait for a lock of that process's memory.
+    None: nothing did, or it left no trace. The kernel lets the reader wait for a lock of that
+    process's memory.
     """
-    read, main = environment_of(facts.pid, root), facts.threads[0].mask
-    environ = read or {}
+    environ, main = environment_of(facts.pid, root) or {}, facts.threads[0].mask
     ours, slices = frozenset[int](), list[CpuSet]()
     with suppress(ValueError):
         ours = parse_list(environ.get("AFFINITYD_CPULIST", ""))
@@ -215,18 +199,17 @@ def owner_of(facts: ProcessFacts, root: str = "") -> MaskOwner | None:
     if moved:
         return _owner_of_threads(facts, moved, root)
     if ours and main == ours & (facts.cpuset or ours):  # a cpuset that shrank cut it down
-        return MaskOwner(OURS, "AFFINITYD_CPULIST")
+        return "affinityd (AFFINITYD_CPULIST)"
     if main in slices:
-        return MaskOwner(SLURMS, "SLURM_CPU_BIND_LIST", f"{SLURM_REMEDY} gives near CPUs")
+        return f"Slurm (SLURM_CPU_BIND_LIST); {SLURM_REMEDY} gives near CPUs"
     if ours:
-        return MaskOwner(UNKNOWN, f"affinityd gave it CPUs {format_list(ours)}")
-    if facts.cpuset is None or main >= facts.cpuset:
-        is_slurms = facts.membership.scheduler == SLURM
-        return MaskOwner(SLURMS, "the cpuset of its job") if is_slurms else None
-    return MaskOwner(UNKNOWN, "its environment cannot be read" if read is None else "")
+        return f"unknown (affinityd gave it CPUs {format_list(ours)})"
+    is_whole = facts.cpuset is None or main >= facts.cpuset
+    is_slurms = is_whole and facts.membership.scheduler == SLURM
+    return "Slurm (the cpuset of its job)" if is_slurms else None
 
 
-def _owner_of_threads(facts: ProcessFacts, moved: Sequence[Thread], root: str) -> MaskOwner:
+def _owner_of_threads(facts: ProcessFacts, moved: Sequence[Thread], root: str) -> str:
     """Return what moved threads of a process: OpenMP gives each thread a place of its own."""
     main = facts.threads[0]
     maps = (content(f"{root}/proc/{facts.pid}/maps") or b"").decode(errors="replace")
@@ -234,9 +217,7 @@ def _owner_of_threads(facts: ProcessFacts, moved: Sequence[Thread], root: str) -
     for thread in moved:
         # OpenMP gives no thread more CPUs than the main one.
         if runtime and thread.name == main.name and not thread.mask > main.mask:
-            how = f"{runtime[1]} and its threads"
-            return MaskOwner(OPENMP, how, "to end that: OMP_PROC_BIND=false")
+            return f"OpenMP ({runtime[1]} and its threads); to end that: OMP_PROC_BIND=false"
     if all(thread.mask > main.mask for thread in moved):
-        return MaskOwner(UNKNOWN, "it moved the main thread alone")
-    names = ", ".join(sorted({thread.name for thread in moved}))
-    return MaskOwner(UNKNOWN, f"it moved threads: {names}")
+        return "unknown (it moved the main thread alone)"
+    return f"unknown (it moved threads: {', '.join(sorted({thread.name for thread in moved}))})"

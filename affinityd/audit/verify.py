@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from affinityd.audit.gather import MaskOwner
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import LEAST, MOST, HostMemory
 from affinityd.audit.model import AuditedProcess, ProcessFacts
@@ -29,9 +28,6 @@ from affinityd.planner import RankPlan, widened_cpus
 from affinityd.text import count
 from affinityd.topology.nearness import ALLOCATION, FAR, Vicinity, cause_of, vicinity
 
-#: Waits for CPUs are mentioned from this part of the time on.
-WORTH_A_NOTE = 0.05
-
 
 @dataclass(frozen=True)
 class Verification:
@@ -46,9 +42,8 @@ class Verification:
     doubts: tuple[str, ...] = ()  #: why it may have been judged by other GPUs than it uses
     remark: str = ""  #: that its environment names other GPUs than the driver
     far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
-    waited: float = 0.0  #: part of the time that its threads could run; 0 as well where unknown
     remedy: str = ""  #: of the threads that may run far away
-    owner: MaskOwner | None = None  #: of its mask; None: nothing set it
+    owner: str | None = None  #: what set its mask; None: nothing, or it is not known
 
     @cached_property
     def far(self) -> Mapping[str, Sequence[Thread]]:
@@ -100,11 +95,6 @@ class Verification:
         if not self.near.nodes:
             yield f"{self.near}: it cannot be judged"
         yield from self._far_memory(is_most=False)
-        if self.waited >= WORTH_A_NOTE:
-            yield (
-                f"its threads waited for CPUs for {self.waited:.0%} of the time that they could "
-                f"run; affinityd why {self.process.facts.pid} measures for what"
-            )
         yield from self.doubts
         if self.remark:
             yield self.remark

@@ -11,7 +11,7 @@ from shutil import get_terminal_size
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.demo import Demo
 from affinityd.audit.document import document
-from affinityd.audit.gather import MaskOwner, owner_of
+from affinityd.audit.gather import owner_of
 from affinityd.audit.memory import SECONDS
 from affinityd.audit.model import Scan
 from affinityd.audit.sources import HolderSources
@@ -110,7 +110,7 @@ def _print(
     arguments: argparse.Namespace, topology: Topology, scan: Scan, *, is_second: bool = False
 ) -> None:
     nics: Mapping[int, Sequence[str]] = {}
-    owners: Mapping[int, MaskOwner] = {}
+    owners: Mapping[int, str] = {}
     if scan.demo is None:  # else its pids are of no process here
         nics = _far_nics(topology, scan)
         owners = _mask_owners(scan)
@@ -121,15 +121,14 @@ def _print(
             for process in whole["processes"]
         ]
         for process in processes:
-            owner = owners.get(process["pid"])
-            process["cpus_set_by"] = None if owner is None else str(owner)
+            process["cpus_set_by"] = owners.get(process["pid"])
         for process in processes if arguments.memory else ():
             memory = scan.memory.get(process["pid"])
             process["memory"] = memory.resident.by_node if memory else None
         print(dumps({**whole, "processes": processes}), flush=True)
         return
     names = {process.facts.pid: audit.process_name(process.facts) for process in scan.processes}
-    said = [(pid, f"CPUs set by {owner}") for pid, owner in owners.items() if owner.how]
+    said = [(pid, f"CPUs set by {owner}") for pid, owner in owners.items()]
     for pid, texts in nics.items():
         said += [(pid, text) for text in texts]
     findings = list(verdict(topology, scan))
@@ -161,7 +160,7 @@ def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
     }
 
 
-def _mask_owners(scan: Scan) -> Mapping[int, MaskOwner]:
+def _mask_owners(scan: Scan) -> Mapping[int, str]:
     """Return pid → what set its mask, of holders that are far or whose threads were moved."""
     holders = (
         process for process in scan.processes if process.facts.holding and process.facts.threads

@@ -12,10 +12,9 @@ from itertools import chain
 from affinityd.audit.gather import ProcessWalk, owner_of
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
-from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
+from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources.nics import far_nics, nic_use
 from affinityd.audit.verify import Verification, by_plan, matches, with_remedy
-from affinityd.audit.waits import NOTABLE
 from affinityd.cli import target
 from affinityd.cli.console import TROUBLE, give_up_stdout, say
 from affinityd.cli.parser import (
@@ -32,8 +31,7 @@ from affinityd.client.bind import texts
 from affinityd.errors import InvalidRequestError, TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
-from affinityd.linux.processes import ProcessTable, Stat, since_boot
-from affinityd.linux.scheduling import TICKS, thread_time
+from affinityd.linux.processes import ProcessTable, Stat
 from affinityd.text import one_line
 
 EXIT = {True: 0, False: 1, None: TROUBLE}  #: by whether the processes are near their GPUs
@@ -143,18 +141,5 @@ def _verifications(
             is_self=is_self,
             doubts=(doubt,) if doubt else (),
             remark=used.remarks.get(facts.pid, ""),
-            waited=_waited(facts),
             owner=owner_of(with_cpuset),
         )
-
-
-def _waited(facts: ProcessFacts) -> float:
-    """Return for which part of the time its threads waited that they could run.
-
-    0 where it is not known, and of a process that hardly ever could: it idles.
-    """
-    times = [thread_time(facts.pid, thread.tid) for thread in facts.threads]
-    waited = sum(time.waited for time in times if time is not None)
-    ran = sum(time.ran for time in times if time is not None)
-    age = since_boot() - facts.start / TICKS
-    return waited / (ran + waited) if waited > NOTABLE * age else 0.0

@@ -70,8 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise TargetError(UNCOUNTED)
     bound_by = None
     if waits.is_bound_to_one:
-        owner = owner_of(after.facts)
-        bound_by = str(owner) if owner and owner.how else "a program that left no trace in it"
+        bound_by = owner_of(after.facts) or "a program that left no trace in it"
     cure = remedy(waits, after.facts.membership.scheduler, bound_by)
     if arguments.format == "json":
         pressure = None

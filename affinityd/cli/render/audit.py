@@ -236,7 +236,7 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
             "resident": verification.memory.resident.by_node if verification.memory else None,
             "mismatches": verification.mismatches,
             "notes": list(verification.notes),
-            "cpus_set_by": None if verification.owner is None else str(verification.owner),
+            "cpus_set_by": verification.owner,
         }
         for verification in verifications
     ]

@@ -38,7 +38,7 @@ int main(void) {
 SLEEP = ("sh", "-c", "echo ready; read _")  #: no execve(2), in which /proc shows no environment
 CPU = min(ALL)
 PINNED = ("taskset", "-c", f"{CPU}")
-NO_MARK = "unknown"
+NO_MARK = "None"
 BY_OPENMP = r"OpenMP \(libgomp\.so\S+ and its threads\); to end that: OMP_PROC_BIND=false"
 
 
