@@ -65,10 +65,9 @@ class Auditor:
         name_pods: NamePods | None = None,
         memory_seconds: float = MEMORY_SECONDS,
     ) -> None:
-        """Take the source of holders, the path of /proc, and the CPUs that no plan gives.
+        """Take the source of holders, and the CPUs that no plan gives.
 
-        `name_pods` adds the facts of kubelet. `memory_seconds`: how long a scan looks for the place
-        of memory.
+        `memory_seconds`: how long a scan looks for the place of memory.
         """
         self._held = held
         self._name_pods = name_pods
@@ -86,10 +85,7 @@ class Auditor:
         self._judge: Judge | None = None
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> Scan:
-        """Scan once, within the time of the holders' query and READING seconds.
-
-        Most of that is waiting for the kernel. `containers`: those that are known by name.
-        """
+        """Scan once, within the time of the holders' query and READING seconds."""
         now, boot = time.time(), since_boot()
         if self._judge is None or self._judge.topology is not topology:  # it was read again
             if self._judge is not None:
@@ -213,18 +209,12 @@ class ScanRecords:
         )
 
 
-# CPU time between scans, near GPUs and far from them.
-#
-# A thread's time goes to the CPU that it ran on last, so a sum over many threads and scans is
-# right, even if a single number is not. Time of threads and children that have ended since is in
-# the counts of their process: it goes where the time of its living threads went.
+# A thread's time goes to the CPU that it ran on last: a sum over many threads and scans is right.
+# Time of ended threads and children goes where that of the living threads of their process went.
 
 
 class CpuTimeCounters:
-    """The counters of GPUs, from the first scan on; those of a GPU that was gone begin again.
-
-    What was not seen at a scan, since its GPU's processes were not known, counts at a later one.
-    """
+    """The counters of GPUs; what was not seen at a scan counts at a later one."""
 
     def __init__(self, ticks: int, is_over: Callable[[int, int], bool]) -> None:
         self._ticks = ticks  # in a second
@@ -252,8 +242,8 @@ class CpuTimeCounters:
     ) -> Mapping[int, CpuTime]:
         """Add the time spent since the last scan, and return it by pid; `waits`: by pid.
 
-        `boot`: when this scan began, in seconds since boot. The time of a process with several
-        GPUs counts for its first. `unknown`: GPUs of which not all processes were seen.
+        `boot`: when this scan began, in seconds since boot. `unknown`: GPUs of which not all
+        processes were seen.
         """
         gpu_time = {**dict.fromkeys(gpus, CpuTime()), **self.gpu_time}
         throttled: set[tuple[GpuKey, str | None]] = set()
@@ -285,8 +275,7 @@ class CpuTimeCounters:
     def _count_ended(self, processes: Sequence[AuditedProcess]) -> None:
         """Forget what has ended; what it had spent by the last scan, its parent counts once more.
 
-        The parent counts it when it waits for it, which may be later. Of one that has ended, too,
-        its own parent counts both.
+        The parent counts it when it waits for it. Of one that has ended, too, its own parent does.
         """
         here = {(process.facts.pid, process.facts.start) for process in processes}
         over = [name for name in self._before.keys() - here if self._is_over(*name)]

@@ -1,8 +1,7 @@
 """A machine with recorded processes: what the audit shows on a bad day, without a GPU at hand.
 
-The facts are made up, and so is the time that processes have spent; they are judged as real ones
-are. The pids are larger than the kernel gives (PID_MAX_LIMIT, proc_sys_kernel(5)): no command that
-a remedy names can meet a process of this machine.
+The facts are made up, and judged as real ones are. The pids are larger than the kernel gives
+(PID_MAX_LIMIT, proc_sys_kernel(5)): no command that a remedy names meets a process of this machine.
 """
 
 from __future__ import annotations

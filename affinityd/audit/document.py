@@ -33,10 +33,7 @@ Seen = Annotated[str, OneOf((ALL, COUNTS))]
 
 @dataclass(frozen=True)
 class AuditGpuDocument:
-    """One GPU's processes, counted, and their CPU time since the daemon's first scan.
-
-    Null where they are not known: a zero would be a finding.
-    """
+    """One GPU's processes, counted, and their CPU time since the first scan; null: not known."""
 
     vendor: str
     index: int
@@ -106,9 +103,7 @@ class AuditMemoryDocument:
     """Where the host memory of a process is, by a sample of its pages; bytes."""
 
     placed_bytes: Mapping[MemoryPlace, int]
-    kind_bytes: Mapping[str, int]
     gpu_bytes: int  #: of memory on nodes without CPUs, as GPUs of Grace have
-    far_percent: Sequence[float] | None  #: and both ends of its 95 % interval; null: not known
     far_nodes: Sequence[int]
     pinned: Sequence[str]  #: why some is likely pinned
     cause: MemoryCause | None
@@ -213,10 +208,7 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
 
 
 def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) -> AuditGpuDocument:
-    """Return the counts of a GPU; a process counts for each that it uses, its memory for the first.
-
-    CPU time and waits stay while the processes are not known, if they have been before.
-    """
+    """Return the counts of a GPU; a process with several counts for each, its memory for one."""
     near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
     is_known = gpu.key not in scan.unknown
     was_seen = is_known or time.total > 0
@@ -272,12 +264,9 @@ def _host_memory(
 ) -> AuditMemoryDocument | None:
     if memory is None:
         return None
-    share = memory.share
     return AuditMemoryDocument(
         placed_bytes=memory.placed,
-        kind_bytes=memory.resident.sizes,
         gpu_bytes=memory.of_devices,
-        far_percent=share and [round(100 * it, 1) for it in share],
         far_nodes=sorted(memory.resident.nodes & memory.far),
         pinned=memory.pinned,
         cause=memory.cause,

@@ -1,7 +1,6 @@
 """Gathers the facts of the processes that use GPUs, and of their descendants, from /proc.
 
-A DataLoader's workers hold no GPU, but make its samples. At any moment a process may vanish, and
-another get its pid.
+At any moment a process may vanish, and another get its pid.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ class ProcessWalk:
     def __init__(
         self, held: GpuHolders, deadline: float, processes: ProcessTable, *, family: float = FAMILY
     ) -> None:
-        """Take the holders of GPUs, the end of the walk, by time.monotonic(), and all processes.
-
-        `family`: seconds that a holder and its descendants may take.
-        """
+        """Take holders, the end by time.monotonic(), and the seconds of a holder's `family`."""
         self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
         self.unseen: list[Holding] = []  #: holders without a process
         self._held, self._end, self._deadline = held, deadline, deadline
@@ -94,10 +90,7 @@ class ProcessWalk:
                 waiting += [(child, stat) for child in reversed(new)]
 
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
-        """Return a process's facts; None if it has ended, or the time is over.
-
-        `holds`: it is the holder itself, not a descendant.
-        """
+        """Return a process's facts; None if it has ended, or the time is over."""
         pid, tids = stat.number, thread_ids(stat.number, self._proc)
         # A main thread that has ended is in no cgroup any more: the root's, by cgroups of v1.
         living = tids[1] if stat.state in ENDED and len(tids) > 1 else pid
@@ -165,10 +158,7 @@ def one_process(pid: int) -> ProcessFacts | None:
 
 
 def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
-    """Return the ticks that each of a process's threads has spent since it was read `before`.
-
-    None: since it began.
-    """
+    """Return the ticks of each thread since it was read `before`; None: since it began."""
     threads = before.threads if before else ()
     then = {(thread.tid, thread.start): thread.cpu_ticks for thread in threads}
     return [
@@ -186,8 +176,7 @@ RUNTIME = re.compile(r"/(lib(?:gomp|iomp5|omp)\b[^/\n]*)$", re.MULTILINE)
 def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
     """Return what set a process's mask, or moved threads of it, and how that ends.
 
-    None: nothing did, or it left no trace. The kernel lets the reader wait for a lock of that
-    process's memory.
+    None: nothing did, or it left no trace. It waits for a lock of the process's memory.
     """
     environ, main = environment_of(facts.pid, root) or {}, facts.threads[0].mask
     ours, slices = frozenset[int](), list[CpuSet]()

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import chain
-from typing import NamedTuple
 
 from affinityd.audit.model import (
     KUBERNETES,
@@ -42,10 +41,7 @@ from affinityd.linux.processes import (
 from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import UNKNOWN
 
-# The job and container of a process, by the paths of its cgroups.
-#
-# Only names by root count: below a `user.slice` any user may name a cgroup, and
-# elsewhere a job's number counts in Slurm's own folders alone.
+# Only names by root count: below a `user.slice` any user may name a cgroup.
 #
 # Sources: cgroups(7); Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupSlice" and
 # "CgroupJobIdPaths"; the kubelet's pkg/kubelet/cm/cgroup_manager_linux.go (a pod's name by either
@@ -82,10 +78,8 @@ _container_folder = re.compile(
 def membership(cgroup_text: str, root: str = "/") -> Membership:
     """Return the job and container of a process, by its /proc/PID/cgroup.
 
-    The first line with a job counts: in a hybrid hierarchy some lines have none. A process in
-    a container that no scheduler started has a container and no job. The number of a job that goes
-    by its SLUID is read from a slurmstepd's title; where none says it, the SLUID names the job.
-    `root`: of the machine's files.
+    The first line with a job counts: in a hybrid hierarchy some lines have none. The number of a
+    job that goes by its SLUID is read from a slurmstepd's title; else the SLUID names the job.
     """
     found = [membership_of_path(path) for _, path in hierarchies(cgroup_text)]
     in_a_container = next((it for it in found if it.container), Membership())
@@ -98,8 +92,7 @@ def membership(cgroup_text: str, root: str = "/") -> Membership:
 def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
     """Return a job's number, by root's slurmstepd in the cgroup of a step: `slurmstepd: [7.batch]`.
 
-    None: no step lives, or the job is a component of a heterogeneous one. `[7+1.0]` has the first
-    component's number, not its own. Source: Slurm's src/slurmd/slurmstepd/slurmstepd.c.
+    None: no step lives, or it is `[7+1.0]`, a component of job 7 with a number of its own.
     """
     proc = f"{root.rstrip('/')}/proc"
     for folder in Cgroups(cgroup_text, root).folders("cgroup2", ""):
@@ -154,19 +147,11 @@ def _container(path: str) -> str | None:
 MOST_ABOVE = 8  #: ancestors that are looked at
 
 
-class Kin(NamedTuple):
-    """A process's parent, and the traits that both have where they are one program."""
-
-    parent: int
-    traits: tuple[object, ...]
-
-
 def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[int, int]:
     """Return the topmost process that runs as far as a holder, by the holder's pid.
 
-    It and all between are of the holder's process group: a session's shell and a server of
-    sessions are not. It is above no holder of other GPUs, and most of its children lead to holders:
-    ranks that have not opened their GPUs yet are not to be moved near another one's.
+    It and all between are of the holder's process group: a session's shell is not. It is above no
+    holder of other GPUs, and most of its children lead to holders, not to ranks without a GPU yet.
     """
     holders = [it for it in processes if it.facts.holding is not None and it.facts.threads]
     if not any(it.is_mismatch for it in holders):
@@ -177,15 +162,15 @@ def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[
     for holder in holders:
         pid = holder.facts.pid
         for _ in range(MOST_ABOVE):
-            below, pid = pid, kin_of(pid).parent
+            below, pid = pid, kin_of(pid)[0]
             gpus_below[pid].add(frozenset(holder.facts.gpus))
             leading[pid].add(below)
     tops = {}
     for holder in holders:
         pid = holder.facts.pid
         for _ in range(MOST_ABOVE if holder.is_mismatch else 0):
-            below, pid = pid, kin_of(pid).parent
-            is_one_program = kin_of(pid).traits == kin_of(below).traits
+            below, pid = pid, kin_of(pid)[0]
+            is_one_program = kin_of(pid)[1] == kin_of(below)[1]
             has_others = len(children_of(pid, proc)) > 2 * len(leading[pid])
             if not is_one_program or len(gpus_below[pid]) > 1 or has_others:
                 break
@@ -193,15 +178,16 @@ def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[
     return tops
 
 
-def _kin(pid: int, proc: str) -> Kin:
-    """Read a process; one that has ended, and a container's init, are like no other."""
+def _kin(pid: int, proc: str) -> tuple[int, tuple[object, ...]]:
+    """Return a process's parent, and the traits that both have where they are one program.
+
+    One that has ended, and a container's init, are like no other.
+    """
     stat, is_init = stat_of(pid, proc), status_of(pid, "NSpid", proc).split()[-1:] == [f"{INIT}"]
     if stat is None or is_init:
-        return Kin(stat.parent if stat else 0, (pid,))
-    return Kin(stat.parent, (stat.group, uid_of(pid, proc), mask_of(pid)))
+        return stat.parent if stat else 0, (pid,)
+    return stat.parent, (stat.group, uid_of(pid, proc), mask_of(pid))
 
-
-# Orphans: processes that hold a GPU and belong to no job any more.
 
 GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
 
@@ -236,10 +222,8 @@ def missing_process(holding: Holding) -> AuditedProcess:
     return AuditedProcess(facts, UNKNOWN, threads=(), orphan=NOT_THERE)
 
 
-# The owners of a machine's processes where Slurm runs the jobs, by /proc. On other machines a
-# process may be meant to outlive its user's login, as with nohup(1), and is no orphan.
-#
-# Source: Slurm's src/slurmd/slurmstepd/slurmstepd_job.c for slurmstepd's title.
+# Where Slurm does not run the jobs a process may be meant to outlive its user's login, as with
+# nohup(1), and is no orphan.
 
 SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
 NOTES = "run/affinityd-jobs"  #: a file for each job
@@ -271,16 +255,10 @@ class ProcessOwners:
         return found
 
     def why_not(self, uid: int | None) -> str | None:
-        """Return why a process of a user has no owner; None: it has one, or none is known.
-
-        Accounts of the system need no job, and where /proc hides other users' processes (hidepid)
-        jobs cannot be seen.
-        """
+        """Return why a process of a user has no owner; None: it has one, or none is known."""
         if uid is None or uid < FIRST_USER or not self._processes.has_all:
             return None
-        if not self._of_root(SLURMD):
-            return None
-        if uid in self._users:
+        if uid in self._users or not self._of_root(SLURMD):
             return None
         return (
             f"its parent has ended, its user (uid {uid}) has no Slurm job on this node, and it is "

@@ -1,13 +1,8 @@
 """Judges where a process may run, seen from its GPUs. Pure: facts in, judgment out.
 
-CPUs near any of its GPUs are near: a process that works on several has threads for each.
-
-Libraries pin threads of their own (NCCL near its NIC, OpenMP one a core): those are shown, and make
-no mismatch. Where a thread ran last is not judged: one that sleeps was there long ago.
-
-GPUs of a job divide as many CPUs as it asked for: a plan's delivery adds far CPUs to the near ones.
-Where fewer are near, no mask of the job is wrong: a pin to the near ones would take CPUs away.
-Another allocation helps.
+CPUs near any of its GPUs are near. Libraries pin threads of their own (NCCL near its NIC, OpenMP
+one a core): those make no mismatch. GPUs of a job divide as many CPUs as it asked for: where fewer
+are near, no mask is wrong, since a pin would take CPUs away, and another allocation helps.
 """
 
 from __future__ import annotations
@@ -119,8 +114,7 @@ PinOwners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`,
 def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
     """Return owners of unique pins, two or more → the CPUs that all these pins share.
 
-    A pin is unique if it is a part of the near CPUs that the process could have: a process that
-    takes all of that shares it. Neither threads that a library pinned nor known daemons count.
+    A pin is unique if it is a part of the near CPUs that the process could have.
     """
     pins: defaultdict[str, set[int]] = defaultdict(set)
     for process in processes:
@@ -139,10 +133,7 @@ def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
 
 
 def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:
-    """Return the pids of the processes below which another one holds other GPUs.
-
-    A pin of such a process does not suit all its descendants.
-    """
+    """Return the pids of the processes below which another one holds other GPUs."""
     facts_of = {process.facts.pid: process.facts for process in processes}
     parents = {pid: facts.parent for pid, facts in facts_of.items()}
     return frozenset(
@@ -178,8 +169,7 @@ class Shares:
     def of(self, cpuset: CpuSet, holders: Collection[ProcessFacts]) -> Share:
         """Return the CPUs a process with this cpuset divides with the holders of its job's GPUs.
 
-        All cpusets that overlap, directly or through others, are one share; GPUs that kubelet gave
-        a container count, even if others of its processes use them.
+        All cpusets that overlap, directly or through others, are one share.
         """
         cpusets = [holder.cpuset & self.whole for holder in holders if holder.cpuset]
         cpus, before = cpuset & self.whole, None
@@ -228,10 +218,7 @@ class Shares:
         return replace(process, cause=cause)
 
     def _widened(self, process: AuditedProcess, share: Share, asked: int | None) -> CpuSet | None:
-        """Return the CPUs of a process's GPUs by a plan for so many CPUs each.
-
-        None if none of them has far CPUs.
-        """
+        """Return the CPUs of its GPUs by a plan for so many CPUs each; None: all are near."""
         ranks = self.ranks(share, Options(mode="node", cpus=asked)) if asked else ()
         if isinstance(ranks, str):
             return None
@@ -243,10 +230,7 @@ class Shares:
 def with_allocations(
     topology: Topology, reserved: CpuSet, found: Sequence[AuditedProcess]
 ) -> list[AuditedProcess]:
-    """Return the judgments; ALLOCATION is the cause if fewer CPUs are near than were asked for.
-
-    `reserved` are the CPUs that no plan gives. A descendant shares what its holder does.
-    """
+    """Return the judgments; ALLOCATION is the cause if fewer CPUs are near than were asked for."""
     shares = Shares(topology, reserved)
     of_jobs = [
         it.facts
@@ -275,8 +259,7 @@ def _have_slices(holders: Iterable[ProcessFacts]) -> bool:
 def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
     """Return how many CPUs a job asked for, of those its processes may use; None: unknown.
 
-    Slurm confines a job to its allocation. A container may use CPUs that it shares with others:
-    it asked for no more than its CPU limit.
+    Slurm confines a job to its allocation; a container asked for no more than its CPU limit.
     """
     limits: dict[str, int] = {}
     for facts in processes:

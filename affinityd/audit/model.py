@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
+from operator import add, sub
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -218,21 +219,11 @@ class CpuTime:
 
     def __add__(self, other: CpuTime) -> CpuTime:
         """Return both together."""
-        return CpuTime(
-            self.total + other.total,
-            self.remote + other.remote,
-            self.waited + other.waited,
-            self.throttled + other.throttled,
-        )
+        return CpuTime(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: CpuTime) -> CpuTime:
         """Return what is more than another one."""
-        return CpuTime(
-            self.total - other.total,
-            self.remote - other.remote,
-            self.waited - other.waited,
-            self.throttled - other.throttled,
-        )
+        return CpuTime(*map(sub, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ No remedy ends a process that still computes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.audit.jobs import GONE, is_zombie
@@ -49,10 +48,7 @@ MAY_COMPUTE = (
 
 
 def reset_gpu(pci_bus_id: str = "PCI-ADDRESS") -> str:
-    """Return the remedy of a GPU of which NVML reports a fault.
-
-    By its address: when one is gone, an index is another GPU's.
-    """
+    """Return the remedy of a GPU of which NVML reports a fault."""
     return (
         "look for NVRM: Xid in the kernel's log, drain the node, and reset the GPU "
         f"(nvidia-smi -r -i {pci_bus_id}) or reboot"
@@ -133,14 +129,11 @@ class Remedies:
         return pin_command(target.pid, gpu_names(gpus), tree=is_tree, force=is_forced)
 
     def _allocated(self, facts: ProcessFacts, near: Vicinity) -> str:
-        """Return which CPUs a process was given, and how its job gets near ones.
-
-        Sources: gres.conf(5), srun(1).
-        """
+        """Return which CPUs a process was given, and how its job gets near ones."""
         job, container = facts.membership.job, facts.membership.container
         if facts.membership.scheduler == KUBERNETES:
-            placement = PodPlacement(near, facts.cpuset, facts.given)
-            return f"{placement} there: {placement.remedy()}"
+            given = pod_was_given(near, facts.cpuset, facts.given)
+            return f"{given} there: {pod_remedy(near, facts.given)}"
         few = f"{near.part_of(facts.cpuset)} there"
         if job is None:
             owner = f" (container {container[:12]})" if container else ""
@@ -172,51 +165,39 @@ def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
     return f"affinityd pin {'--tree ' if tree else ''}{'--force ' if force else ''}{gpus}{pid}"
 
 
-# The CPUs that kubelet gave a container, and the settings that give it near ones. Pure.
-#
 # Sources: Kubernetes "Control CPU Management Policies on the Node", "Control Topology Management
 # Policies on a node"; pkg/kubelet/cm/topologymanager: it aligns no device by DRA.
 
-#: The policies of the Topology Manager that start no pod far from its GPUs: on one, several nodes.
-ONE_NODE, SEVERAL_NODES = "single-numa-node (or restricted)", "restricted"
-
-GUARANTEED = "give the pod whole CPUs in the Guaranteed QoS class"
 BY_DRA = (
     "kubelet aligns no CPUs with devices by DRA: claim CPUs by DRA too, with a constraint "
     "matchAttribute that both drivers have"
 )
-NO_NODE = "have the device plugin tell the NUMA nodes of its GPUs"
-OTHER_NODE = "correct the device plugin, which tells kubelet {nodes}"
 
 
-@dataclass(frozen=True)
-class PodPlacement:
-    """A container without enough CPUs near its GPUs."""
+def pod_was_given(near: Vicinity, cpuset: CpuSet | None, given: ContainerResources | None) -> str:
+    """Return a clause like `kubelet gave team/train the exclusive CPUs 0-3, no CPU`."""
+    if given is None:
+        return f"its pod was given {near.part_of(cpuset)}"
+    kind, cpus = ("exclusive", given.cpus) if given.cpus else ("shared", cpuset)
+    cpus_text = f"the {kind} {several('CPU', cpus or ())}"
+    return f"kubelet gave {given.namespace}/{given.pod} {cpus_text}, {near.part_of(cpus)}"
 
-    near: Vicinity
-    cpuset: CpuSet | None
-    given: ContainerResources | None  #: None: not known
 
-    def __str__(self) -> str:
-        """Return it as a clause: `kubelet gave team/train the exclusive CPUs 0-3, no CPU`."""
-        given = self.given
-        if given is None:
-            return f"its pod was given {self.near.part_of(self.cpuset)}"
-        kind, cpus = ("exclusive", given.cpus) if given.cpus else ("shared", self.cpuset)
-        its = f"the {kind} {several('CPU', cpus or ())}"
-        return f"kubelet gave {given.namespace}/{given.pod} {its}, {self.near.part_of(cpus)}"
-
-    def remedy(self) -> str:
-        """Return how the container gets near CPUs: the policies that kubelet needs, and more."""
-        given = self.given
-        if given is not None and given.claims and not given.devices:
-            return BY_DRA
-        policy = SEVERAL_NODES if len(self.near.nodes) > 1 else ONE_NODE
-        advice = [f"set kubelet's topologyManagerPolicy: {policy}"]
-        if given is None or not given.cpus:
-            advice = [f"{advice[0]} and cpuManagerPolicy: static", GUARANTEED]
-        right = {*self.near.nodes, *(gpu.numa_node for gpu in self.near.gpus)}
-        if given is not None and given.devices and given.nodes.isdisjoint(right):
-            other = OTHER_NODE.format(nodes=several("node", given.nodes))
-            advice.append(other if given.nodes else NO_NODE)
-        return f"{', and '.join(advice)}, and start the pod again"
+def pod_remedy(near: Vicinity, given: ContainerResources | None) -> str:
+    """Return how a container gets near CPUs: the policies that kubelet needs, and more."""
+    if given is not None and given.claims and not given.devices:
+        return BY_DRA
+    policy = "restricted" if len(near.nodes) > 1 else "single-numa-node (or restricted)"
+    advice = [f"set kubelet's topologyManagerPolicy: {policy}"]
+    if given is None or not given.cpus:
+        advice = [
+            f"{advice[0]} and cpuManagerPolicy: static",
+            "give the pod whole CPUs in the Guaranteed QoS class",
+        ]
+    right = {*near.nodes, *(gpu.numa_node for gpu in near.gpus)}
+    if given is not None and given.devices and not given.nodes:
+        advice.append("have the device plugin tell the NUMA nodes of its GPUs")
+    elif given is not None and given.devices and given.nodes.isdisjoint(right):
+        nodes = several("node", given.nodes)
+        advice.append(f"correct the device plugin, which tells kubelet {nodes}")
+    return f"{', and '.join(advice)}, and start the pod again"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.audit.remedies import RESCAN, Remedies, reset_gpu
 from affinityd.audit.waits import remedy as wait_remedy
-from affinityd.cpuset import several
 from affinityd.grouping import grouped
 from affinityd.json_codec import OneOf
 from affinityd.text import count
 from affinityd.topology.model import GpuKey, Keys, Topology, moved
-from affinityd.topology.nearness import UNPINNED
+from affinityd.topology.nearness import UNPINNED, name_gpus
 
 LOST, FAR, ORPHAN, WAITING, UNKNOWN = "lost", "far", "orphan", "waiting", "unknown"
 NEAR, RESERVED, IDLE = "near", "reserved", "idle"
@@ -129,7 +128,7 @@ def verdict(topology: Topology, scan: Scan, remedies: Remedies | None = None) ->
     """
     found = by_state(scan)
     for state, (what, general) in FINDINGS.items():
-        names = [named([*found[state]], scan)] if found[state] else []
+        names = [_named(topology, found[state])] if found[state] else []
         number = len(found[state])
         concerns = [*_concerns(topology, state, found[state], scan, remedies)]
         if state == LOST and scan.gone:
@@ -142,10 +141,10 @@ def verdict(topology: Topology, scan: Scan, remedies: Remedies | None = None) ->
             yield Finding(state, f"{' and '.join(names)} {verb} {what}", general, concerns)
     if scan.reserved:
         verb = "is" if len(scan.reserved) == 1 else "are"
-        text = f"{named([*scan.reserved], scan)} {verb} reserved by a job, and used by no process"
+        text = f"{_named(topology, scan.reserved)} {verb} reserved by a job, and used by no process"
         concerns = []
         for gpu, job in scan.reserved.items() if remedies is not None else ():
-            concerns.append(Concern(named([gpu], scan), f"{job} has it"))
+            concerns.append(Concern(_named(topology, [gpu]), f"{job} has it"))
         yield Finding(RESERVED, text, None, concerns)
     if any(found.values()) or scan.gone or scan.reserved:
         return
@@ -177,7 +176,7 @@ def _concerns(
             for why, remedy in _reasons(state, processes, scan, remedies):
                 alike.setdefault((why, remedy), []).append(gpu)
     for (why, remedy), gpus in alike.items():
-        yield Concern(named(gpus, scan), why, remedy)
+        yield Concern(_named(topology, gpus), why, remedy)
 
 
 def _reasons(
@@ -202,14 +201,9 @@ def _reasons(
         yield f"process {first.facts.pid} ({first.facts.name}){more}{job}{user}: {cause}", remedy
 
 
-def named(gpus: Sequence[GpuKey], scan: Scan) -> str:
-    """Return `GPU 0`, or `GPUs 0-1`; of several vendors `amd GPU 0 and intel GPU 0`."""
-    noun = "GPU" if len({vendor for vendor, _ in scan.near}) == 1 else "{} GPU"
-    by_vendor = grouped(gpus, lambda key: key[0])
-    return " and ".join(
-        several(noun.format(vendor), (index for _, index in keys))
-        for vendor, keys in by_vendor.items()
-    )
+def _named(topology: Topology, keys: Collection[GpuKey]) -> str:
+    gpus = [gpu for gpu in topology.gpus if gpu.key in keys]
+    return name_gpus(gpus, with_vendor=topology.has_several_vendors)
 
 
 class History:

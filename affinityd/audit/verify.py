@@ -121,8 +121,7 @@ class Verification:
 def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Verification:
     """Judge one process by the GPUs and the cpuset of its plan.
 
-    It is a mismatch if any thread may run far from them. Far CPUs that its job asked for are the
-    allocation's fault, if the process has the near ones as well.
+    Far CPUs that its job asked for are the allocation's fault, if it has the near ones as well.
     """
     gpus = {rank.gpu.key: rank.gpu for rank in ranks}
     near = vicinity(judge.topology, tuple(gpus.values()), {rank.memory_node for rank in ranks})
@@ -146,8 +145,7 @@ def matches(verifications: Sequence[Verification]) -> bool | None:
 def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence[Verification]:
     """Return the findings about a process and its descendants, with one remedy for all.
 
-    One pin of the tree moves all threads that may run far away. `options` are those with
-    which a pin finds the same GPUs.
+    `options`: with these a pin finds the same GPUs.
     """
     far = [it for it in verifications if it.far]
     is_tree = len(far) > 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from affinityd.audit.gather import ticks_since
 from affinityd.audit.jobs import membership, service
-from affinityd.audit.model import Membership, ProcessFacts
+from affinityd.audit.model import ProcessFacts
 from affinityd.audit.waits import (
     NEIGHBOR,
     NOTABLE,
@@ -26,7 +26,6 @@ from affinityd.linux.processes import (
     ROOT,
     ProcessTable,
     Stat,
-    Thread,
     cgroups_of,
     thread_ids,
     uid_of,
@@ -41,9 +40,6 @@ from affinityd.linux.scheduling import (
     throttling,
 )
 
-#: Threads of a process that are measured: its main one, and those that used most CPU time. Of as
-#: many alike others are the busiest each time, and one that was not measured before has no waits.
-MOST_THREADS = 256
 #: Processes that are looked at as others: those that used most CPU time.
 MOST_OTHERS = 64
 #: Threads of each of them whose masks are read.
@@ -68,7 +64,7 @@ class Other:
     ran: float
     mask: CpuSet
     uid: int | None
-    membership: Membership
+    owner: str | None  #: its job or container
     service: str | None
 
     @classmethod
@@ -78,18 +74,26 @@ class Other:
         tids = thread_ids(stat.number, proc)[:MOST_MASKS]
         # Threads that OpenMP has bound have a CPU each: the main thread's is but one of them.
         mask = frozenset().union(*{mask for tid in tids if (mask := mask_of(tid)) is not None})
-        its, of = membership(cgroups, proc.removesuffix("proc")), service(cgroups)
-        is_users = of is not None and of.startswith(OF_USER)
-        return cls(stat, ran, mask, uid_of(stat.number, proc), its, None if is_users else of)
+        unit, owner = service(cgroups), membership(cgroups, proc.removesuffix("proc")).owner
+        if unit is not None and unit.startswith(OF_USER):
+            unit = None
+        return cls(stat, ran, mask, uid_of(stat.number, proc), owner, unit)
 
-    @property
-    def kind(self) -> str:
-        """Its kind to a process of another job."""
-        if self.stat.is_kernel_thread:
+    def kind(self, process: ProcessFacts) -> str:
+        """Return its kind to a process: of one job or container; if there is none, session."""
+        stat, owner = self.stat, process.membership.owner
+        is_same = owner is not None and owner == self.owner
+        if owner is None and self.owner is None:
+            is_same = stat.session == process.session or stat.parent == process.pid
+            # A daemon of the node may start the jobs of several users.
+            is_same |= stat.parent == process.parent != INIT and self.uid == process.uid
+        if is_same:
+            return OWN_THREADS
+        if stat.is_kernel_thread:
             return SYSTEM
-        if self.membership.owner is not None:
-            return NEIGHBOR
-        return SYSTEM if self.service or self.uid == ROOT else NEIGHBOR
+        if self.owner is None and (self.service or self.uid == ROOT):
+            return SYSTEM
+        return NEIGHBOR
 
 
 def runners_beside(process: ProcessFacts, cpus: CpuSet, others: Iterable[Other]) -> list[Runner]:
@@ -98,21 +102,10 @@ def runners_beside(process: ProcessFacts, cpus: CpuSet, others: Iterable[Other])
     for other in others:
         stat, shared = other.stat, cpus & other.mask
         if shared and stat.number != process.pid:
-            kind = OWN_THREADS if _owns(process, other) else other.kind
             part = other.ran * len(shared) / len(other.mask)
-            owner = other.membership.owner or other.service
-            found.append(Runner(kind, stat.number, stat.name, owner, part))
+            owner = other.owner or other.service
+            found.append(Runner(other.kind(process), stat.number, stat.name, owner, part))
     return sorted(found, key=lambda runner: (-runner.ran, runner.pid))
-
-
-def _owns(process: ProcessFacts, other: Other) -> bool:
-    """Whether both are of one job or container; where there is none, of one session."""
-    owner, stat = process.membership.owner, other.stat
-    if owner is not None or other.membership.owner is not None:
-        return owner == other.membership.owner
-    is_near = stat.session == process.session or stat.parent == process.pid
-    # A daemon of the node may start the jobs of several users.
-    return is_near or (stat.parent == process.parent != INIT and other.uid == process.uid)
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class _Look:
     time: float  #: seconds since boot
     stolen: Mapping[int, float]  #: by CPU: seconds that the hypervisor took of it
     processes: Mapping[_Name, ProcessFacts]  #: the waiters
-    times: Mapping[_Name, ThreadTime]  #: of those that are measured
+    times: Mapping[_Name, ThreadTime]
     throttled: Mapping[str, Throttling]  #: by folder of a cgroup
     others: Mapping[_Name, int] | None  #: ticks of every process; None: they were not read
 
@@ -150,7 +143,7 @@ class WaitMeter:
     ) -> Mapping[int, Waits]:
         """Return the waits since the last look, by pid; `now`: seconds since boot.
 
-        Those of a process that is new, and where the kernel does not count, are not known.
+        Those of a new process are not known, nor where the kernel does not count.
         """
         before, look = self._before, self._counters(waiters, processes, now)
         self._before = look
@@ -171,12 +164,14 @@ class WaitMeter:
             ran = ticks_since(waiter, waiter_before)
             waited = sum(time.waited for time in times.values())
             limit, folder = self._limit(waiter, since, look)
-            masks = [it.mask for it in waiter.threads if _waits(times.get(it.tid), seconds)]
+            waiting = {tid for tid, time in times.items() if time.waited > NOTABLE * seconds}
+            masks = [it.mask for it in waiter.threads if it.tid in waiting]
             cpus = frozenset[int]().union(*masks) or waiter.cpus
-            is_measured = not _has_short_lived(waiter, sum(ran), waiter_before)
+            of_process = waiter.cpu_ticks - (waiter_before.cpu_ticks if waiter_before else 0)
+            has_short_lived = of_process > (1 + SHORT_LIVED_PART) * sum(ran) + LEAST_TICKS
             waits[waiter.pid] = Waits(
                 seconds,
-                waited if is_measured else None,
+                None if has_short_lived else waited,
                 sum(used for it, used in zip(waiter.threads, ran, strict=True) if it.mask <= cpus)
                 / TICKS,
                 cpus,
@@ -202,36 +197,41 @@ class WaitMeter:
             for groups in {waiter.cgroups for waiter in waiters}
         }
         folders = {folder for its in self._folders.values() for folder in its}
+        times: dict[_Name, ThreadTime] = {}
+        for waiter in waiters:
+            times |= self._times(waiter)
         return _Look(
             time=now,
             stolen=stolen_times(self._proc),
             processes={(waiter.pid, waiter.start): waiter for waiter in waiters},
-            times={
-                (thread.tid, thread.start): time
-                for waiter in waiters
-                for thread in self._measured(waiter)
-                if (time := thread_time(waiter.pid, thread.tid, self._proc)) is not None
-            },
+            times=times,
             throttled={folder: throttling(folder) or Throttling() for folder in folders},
-            others=_all_ticks(processes) if self._reads_others else None,
+            others=(
+                {(stat.number, stat.start): stat.cpu_ticks for stat in processes.by_pid.values()}
+                if self._reads_others
+                else None
+            ),
         )
 
-    def _measured(self, waiter: ProcessFacts) -> Sequence[Thread]:
-        """Return its main thread and those that used most CPU time since the last look."""
+    def _times(self, waiter: ProcessFacts) -> Mapping[_Name, ThreadTime]:
+        """Read the times of its threads; those of one that has not run since are as they were."""
         look = self._looks.get((waiter.pid, waiter.start))
         before = look.processes[waiter.pid, waiter.start] if look else None
-        ticks = dict(zip(waiter.threads, ticks_since(waiter, before), strict=True))
-        main, *rest = waiter.threads
-        busy = [thread for thread in rest if ticks[thread]]
-        if len(busy) >= MOST_THREADS:
-            busy.sort(key=lambda thread: -ticks[thread])
-        return [main, *busy[: MOST_THREADS - 1]]
+        times = {}
+        for thread, ticks in zip(waiter.threads, ticks_since(waiter, before), strict=True):
+            name = thread.tid, thread.start
+            time = look.times.get(name) if look else None
+            if time is None or ticks or thread is waiter.threads[0]:
+                time = thread_time(waiter.pid, thread.tid, self._proc)
+            if time is not None:
+                times[name] = time
+        return times
 
     @staticmethod
     def _thread_times(waiter: ProcessFacts, before: _Look, look: _Look) -> dict[int, ThreadTime]:
         """Return by tid how long its threads ran and waited since the last look.
 
-        Of a thread that began since then all counts; one that was not read then is left out.
+        Of a thread that began since then all counts.
         """
         times = {}
         for thread in waiter.threads:
@@ -250,7 +250,7 @@ class WaitMeter:
     ) -> tuple[Throttling, str | None]:
         """Return how its cgroup was throttled, or the one above that was for longest.
 
-        One that was removed, or made again under its name as a container's at a restart, has less.
+        One that was made again under its name, as a container's at a restart, has less.
         """
         since = []
         for folder in self._folders[waiter.cgroups]:
@@ -281,21 +281,6 @@ class WaitMeter:
         ]
 
 
-def _waits(time: ThreadTime | None, seconds: float) -> bool:
-    return time is not None and time.waited > NOTABLE * seconds
-
-
-def _has_short_lived(waiter: ProcessFacts, ran_ticks: int, before: ProcessFacts | None) -> bool:
-    """Return whether much of what a process ran is of threads that have ended since."""
-    of_process = waiter.cpu_ticks - (before.cpu_ticks if before else 0)
-    return of_process > (1 + SHORT_LIVED_PART) * ran_ticks + LEAST_TICKS
-
-
 def _grown(before: Mapping[int, float], after: Mapping[int, float], cpus: CpuSet) -> float:
     """Return by how much the seconds of CPUs have grown, of those online at both moments."""
     return sum(max(0.0, after[cpu] - before[cpu]) for cpu in cpus & before.keys() & after.keys())
-
-
-def _all_ticks(processes: ProcessTable) -> Mapping[_Name, int]:
-    """Return the ticks of every process so far, those of ended threads included."""
-    return {(stat.number, stat.start): stat.cpu_ticks for stat in processes.by_pid.values()}

@@ -1,8 +1,6 @@
 """How long the threads of a process waited for a CPU, and the facts beside it. Pure.
 
-A thread waits while it could run and does not. The kernel counts that of each thread, how long a
-cgroup was throttled, how long each process ran, and what the hypervisor took of a CPU. A remedy
-follows from one of these facts; where none explains the wait, there is none.
+A remedy follows from a fact that the kernel counts; where none explains the wait, there is none.
 """
 
 from __future__ import annotations

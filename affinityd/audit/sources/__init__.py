@@ -47,10 +47,7 @@ class HolderSources:
         hold: str = HOLD,
         clock: Callable[[], float] = since_boot,
     ) -> None:
-        """Take the function that calls NVML, its time limit, and the root of the machine's files.
-
-        `hold`: while this file exists, NVML is not called.
-        """
+        """Take the function that calls NVML; while the file `hold` exists, it is not called."""
         self._proc, self._sys, self._clock = proc, sys, clock
         self._ask_nvml = ask_nvml
         self._nvml = self._asked, DriverMaintenance(sys, hold, proc), driver
@@ -61,8 +58,7 @@ class HolderSources:
     def held(self, topology: Topology) -> GpuHolders:
         """Return the holders of the GPUs now, and the GPUs with unknown holders.
 
-        `asked` is the time before the first query: a process that has started since may have the
-        pid of a named one that has ended. A really new one is found at the next scan.
+        A process that has started since it was `asked` may have the pid of one that has ended.
         """
         asked = self._clock()
         gpus = topology.gpus
@@ -85,16 +81,13 @@ class HolderSources:
         )
 
     def _asked(self, seconds: float) -> ProcessReport:
-        """Ask NVML; idle GPUs without persistence mode or a busy CPU may make it late, not hung."""
+        """Ask NVML, which a busy CPU may make late once or twice, too."""
         report = self._ask_nvml(seconds)
         self._late = self._late + 1 if report.is_late else 0
         return replace(report, has_hung=report.has_hung or self._late >= MOST_LATE)
 
     def _gone(self, gpus: Sequence[Gpu], unknown: Collection[GpuKey]) -> tuple[Gpu, ...]:
-        """Return the GPUs that worked before; one that vfio-pci has now is in use elsewhere.
-
-        sysfs has GPUs that their driver leaves out, until it tells which it has.
-        """
+        """Return the GPUs that worked before; one that vfio-pci has now is in use elsewhere."""
         self._seen |= {gpu.pci_bus_id: gpu for gpu in gpus if gpu.key not in unknown}
         gone = self._seen.keys() - {gpu.pci_bus_id for gpu in gpus}
         uuids = {gpu.uuid for gpu in gpus if gpu.uuid}
@@ -116,14 +109,9 @@ def _sees_all_pids(proc: str) -> bool:
 def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]:
     """Return each process with the GPUs that it works on, by ascending pid.
 
-    A driver may name a thread with its process, or instead of it.
-
     It works on the GPU in which it holds most memory, and on those in which it holds a quarter of
-    that, or more: a process that divides work between GPUs holds about as much in each, seldom less
-    than half. A mere context, which NCCL or a careless `cuda:0` leaves on GPU 0, is 300 to 500 MiB:
-    less than a quarter of a computing program's memory. A GPU in which its memory is not known, as
-    of open device files, counts, too: to be near one more costs no CPU. They are in the order of
-    their indices, which does not change when memory grows.
+    that: a mere context, as NCCL leaves on GPU 0, is 300 to 500 MiB. A GPU in which its memory is
+    not known counts, too. A driver may name a thread instead of its process.
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)
     for holding in sorted(holdings, key=lambda it: (-(it.memory_bytes or 0), it.gpu[1], it.gpu[0])):
@@ -154,10 +142,7 @@ def nvml_holders(
     maintenance: DriverMaintenance,
     driver: str,
 ) -> GpuHolders:
-    """Return the holders of NVIDIA's GPUs, or why they are not known.
-
-    `ask` calls NVML, within so many seconds; `driver` is its folder in /proc.
-    """
+    """Return the holders of NVIDIA's GPUs, or why they are not known; `driver`: in /proc."""
     if not gpus:
         return GpuHolders()
     # NVML would load a driver that is not there, and so fight an upgrade.
@@ -202,10 +187,7 @@ def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
 
 
 def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
-    """Yield the processes, each once: with its memory in all MIG devices, and the one with most.
-
-    Several lists may name the same memory.
-    """
+    """Yield each process once: with its memory in all MIG devices, and the one with most."""
     parts: dict[int, dict[str | None, int | None]] = defaultdict(dict)
     for process in processes:
         part = parts[process.pid]
@@ -321,8 +303,7 @@ class GpuDeviceFiles:
     def is_one(self, target: str) -> bool:
         """Whether an open file, by its path, may be one of them.
 
-        Files elsewhere by other names are skipped: they may be on a file server that does
-        not answer, and stat(2) would wait for it.
+        Files elsewhere are skipped: stat(2) may wait for a file server that does not answer.
         """
         return target.rpartition("/")[2] in self.names or (
             target.startswith(DEV) and not target.startswith(COMMON)
@@ -345,10 +326,7 @@ class DeviceFileScanner:
         self._known: dict[int, bool] = {}  # pid → whether it held a file when it was looked at
 
     def found(self, gpus: Sequence[Gpu]) -> GpuHolders:
-        """Return the holders of the GPUs' files, as far as they can be seen.
-
-        If another process has got a pid since the last scan, it counts as the old one.
-        """
+        """Return the holders of the GPUs' files, as far as they can be seen."""
         if not gpus:
             return GpuHolders()
         files = device_files(gpus, self._sys, self._dev)

@@ -101,7 +101,8 @@ def _is_answered_over_tcp(node: Node) -> bool:
 
 
 def _is_known(memory: Any) -> bool:  # noqa: ANN401 - a document
-    return memory["far_percent"] is not None and sum(memory["kind_bytes"].values()) > 0
+    placed: dict[str, int] = memory["placed_bytes"]
+    return placed["unknown"] == 0 and sum(placed.values()) > 0
 
 
 def _adjusts(node: Node) -> bool:

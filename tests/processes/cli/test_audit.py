@@ -183,7 +183,7 @@ def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> Non
         known.now = Known(child.pid).now
         os.sched_setaffinity(child.pid, NEAR)
         _, without = document(capsys)
-        assert without["processes"][0]["host_memory"]["kind_bytes"]["anonymous"] > 2**20
+        assert without["processes"][0]["host_memory"]["placed_bytes"]["far"] > 2**20
         assert "memory" not in without["processes"][0]
         code, told = document(capsys, "--memory")
         assert (code, main(["audit", "--memory"])) == (0, 0)
@@ -203,8 +203,8 @@ def test_the_place_of_memory_is_looked_for_as_long_as_the_command_says(
         holdings = [*Known(first.pid).now.holdings, *Known(second.pid).now.holdings]
         known.now = GpuHolders(tuple(holdings))
         _, told = document(capsys)
-    places = [it["host_memory"]["far_percent"] for it in told["processes"]]
-    assert [place is None for place in places].count(True) == 1
+    unknown = [it["host_memory"]["placed_bytes"]["unknown"] for it in told["processes"]]
+    assert sum(size > 0 for size in unknown) == 1
 
 
 #: The command, in a process of its own, with holders that are known.

@@ -7,7 +7,7 @@ import pytest
 
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import ContainerResources, Membership, ProcessFacts
-from affinityd.audit.remedies import BY_DRA, PodPlacement, Remedies
+from affinityd.audit.remedies import BY_DRA, Remedies, pod_remedy, pod_was_given
 from affinityd.cpuset import parse_list
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import vicinity
@@ -164,10 +164,6 @@ ALIGN = "set kubelet's topologyManagerPolicy: single-numa-node (or restricted)"
 STATIC = " and cpuManagerPolicy: static, and give the pod whole CPUs in the Guaranteed QoS class"
 
 
-def placed(given: ContainerResources | None, gpus: int = 1) -> PodPlacement:
-    return PodPlacement(vicinity(NODE, NODE.gpus[:gpus]), parse_list("4-7"), given)
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -177,8 +173,8 @@ def placed(given: ContainerResources | None, gpus: int = 1) -> PodPlacement:
         (SHARED, "kubelet gave team/train the shared CPUs 4-7, no CPU"),
     ],
 )
-def test_who_placed_a_container(given: ContainerResources | None, said: str) -> None:
-    assert str(placed(given)) == said
+def test_what_a_container_was_given(given: ContainerResources | None, said: str) -> None:
+    assert pod_was_given(vicinity(NODE, NODE.gpus[:1]), parse_list("4-7"), given) == said
 
 
 ON_BOTH, ON_NONE, ON_1 = (replace(GIVEN, nodes=frozenset(it)) for it in ((0, 1), (), (1,)))
@@ -186,16 +182,18 @@ BY_CLAIM = replace(GIVEN, devices={}, claims=frozenset(("gpu.nvidia.com/gpu-0",)
 
 
 @pytest.mark.parametrize(
-    ("placement", "named"),
+    ("given", "gpus", "named"),
     [
-        (placed(None), f"{ALIGN}{STATIC}, and start the pod again"),
-        (placed(GIVEN), f"{ALIGN}, and start the pod again"),
-        (placed(SHARED), f"{ALIGN}{STATIC}"),
-        (placed(ON_BOTH, gpus=2), "set kubelet's topologyManagerPolicy: restricted, and start"),
-        (placed(ON_NONE), "have the device plugin tell the NUMA nodes of its GPUs"),
-        (placed(ON_1), "correct the device plugin, which tells kubelet node 1"),
-        (placed(BY_CLAIM), BY_DRA),
+        (None, 1, f"{ALIGN}{STATIC}, and start the pod again"),
+        (GIVEN, 1, f"{ALIGN}, and start the pod again"),
+        (SHARED, 1, f"{ALIGN}{STATIC}"),
+        (ON_BOTH, 2, "set kubelet's topologyManagerPolicy: restricted, and start"),
+        (ON_NONE, 1, "have the device plugin tell the NUMA nodes of its GPUs"),
+        (ON_1, 1, "correct the device plugin, which tells kubelet node 1"),
+        (BY_CLAIM, 1, BY_DRA),
     ],
 )
-def test_the_remedy_is_the_setting_that_prevents_it(placement: PodPlacement, named: str) -> None:
-    assert named in placement.remedy()
+def test_the_remedy_is_the_setting_that_prevents_it(
+    given: ContainerResources | None, gpus: int, named: str
+) -> None:
+    assert named in pod_remedy(vicinity(NODE, NODE.gpus[:gpus]), given)
