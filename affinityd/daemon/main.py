@@ -25,7 +25,8 @@ from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics import Metrics
 from affinityd.daemon.servers import Listeners, Server, listening, raise_file_limit
 from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
-from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher, notify
+from affinityd.daemon.state.topology_watcher import TopologyWatcher, notify
+from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, FatalError
 from affinityd.machines import BUSY
 from affinityd.topology.model import Topology
@@ -37,7 +38,7 @@ SWITCH_SECONDS = 0.0002  #: after so long a running thread yields to another
 
 def run(
     settings: Settings,
-    machine: TopologySource,
+    machine: Machine,
     scans: ScanChild | None,
 ) -> None:
     """Serve a machine until SIGTERM or SIGINT.
@@ -66,7 +67,7 @@ def run(
 
 async def _serve(
     settings: Settings,
-    machine: TopologySource,
+    machine: Machine,
     scans: ScanChild | None,
     listeners: Listeners,
 ) -> None:

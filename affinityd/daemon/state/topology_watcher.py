@@ -13,12 +13,12 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.daemon.state import FailureLog, in_background, pause
-from affinityd.errors import AffinityError, FailingFileError, NotReadyError
+from affinityd.discovery.machine import Machine
+from affinityd.errors import AffinityError, NotReadyError
 from affinityd.linux.files import content, sweep
 from affinityd.text import count
 from affinityd.topology.document import write_node
@@ -30,30 +30,9 @@ DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are looked at
 DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
 FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
 SETTLE_SECONDS = 0.1  #: after which a reading that differs from the last one is made once more
+MOST_SETTLING = 4  #: such readings; a fact that still differs counts as it is then
 NOTIFY_SECONDS = 1.0  #: that a service manager whose queue is full is waited for
 MIG_REREAD_SECONDS = 10.0  #: a user's unknown MIG UUIDs make a reading at most so often
-
-
-class TopologySource(Protocol):
-    """A machine that can be read again and again."""
-
-    #: The file that differs when a CPU comes or goes; None: none does.
-    online_file: str | None
-
-    def query_drivers(self) -> None:
-        """Ask its GPU drivers, which may take long; their answers are remembered."""
-
-    def read(self) -> Topology:
-        """Read its files, and join them with its drivers' answers. Raises AffinityError."""
-
-    def drivers(self) -> object:
-        """Return a value that changes when a driver comes or goes."""
-
-    def ports(self) -> object:
-        """Return a value that changes when a port of an RDMA device goes up or down."""
-
-    def lacks_nvml(self) -> bool:
-        """Whether a driver is there that did not answer."""
 
 
 class KnownNode:
@@ -61,22 +40,20 @@ class KnownNode:
 
     def __init__(self, node: Node | None = None) -> None:
         self.known = node  #: None before the first reading
-        self.failing: str | None = None  #: the file that failed in the last reading, and its error
         self.has_read = asyncio.Event()
 
     @property
     def node(self) -> Node:
         """The node. Raises NotReadyError before the first reading."""
         if self.known is None:
-            unread = self.failing or "the machine has not been read yet"
-            raise NotReadyError(f"{unread}; try again in a moment")
+            raise NotReadyError("the machine has not been read yet; try again in a moment")
         return self.known
 
 
 class TopologyWatcher(KnownNode):
     """Reads the node at the start, on request, and when something has changed; publishes it."""
 
-    def __init__(self, machine: TopologySource, settings: Settings) -> None:
+    def __init__(self, machine: Machine, settings: Settings) -> None:
         super().__init__()
         self._machine = machine
         self._settings = settings
@@ -88,7 +65,6 @@ class TopologyWatcher(KnownNode):
         self._seen_online: bytes | None = None
         self._seen_ports: object = None
         self._seen_drivers: object = None
-        self._is_unsettled = False  # the last two readings differed
         self._asked_drivers = float("-inf")
         self._sought_mig: dict[int | None, float] = {}  #: by the user, when that was last
         self._asking = asyncio.Lock()
@@ -134,7 +110,7 @@ class TopologyWatcher(KnownNode):
                 self._wanted.clear()
                 async with self._asking:
                     await self._ask_and_read()
-            elif await self._ports() != self._seen_ports:
+            elif await in_background(self._machine.ports) != self._seen_ports:
                 async with self._reading:
                     await self._read()
             if self._is_to_publish:
@@ -144,12 +120,6 @@ class TopologyWatcher(KnownNode):
     def _is_current(self) -> bool:
         file = self._machine.online_file
         return file is None or content(file) in {None, self._seen_online}
-
-    async def _ports(self) -> object:
-        """Return the ports' states; where there are some, from a thread: adapters may be slow."""
-        return (
-            await in_background(self._machine.ports) if self._seen_ports else self._machine.ports()
-        )
 
     def _drivers_differ(self) -> bool:
         if self._machine.drivers() != self._seen_drivers:
@@ -168,18 +138,16 @@ class TopologyWatcher(KnownNode):
         online = content(self._machine.online_file) if self._machine.online_file else None
         ports = await in_background(self._machine.ports)
         with self._unread.logged():
-            topology = await in_background(self._read_machine)
-            if self.known is not None and topology != self.known.topology:
+            topology = await in_background(self._machine.read)
+            for _ in range(MOST_SETTLING):
+                if self.known is None or topology == self.known.topology:
+                    break
                 # Files may be missing while something is mounted or plugged.
                 await asyncio.sleep(SETTLE_SECONDS)
-                again = await in_background(self._machine.read)
-                if again != topology and not self._is_unsettled:
-                    log.info("two readings differ: the machine is read again in a moment")
-                    self._is_unsettled = True
-                    self._seen_drivers = None  # the next check reads it again
-                    return
-                topology = again
-            self._is_unsettled = False
+                before = topology
+                topology = await in_background(self._machine.read)
+                if topology == before:
+                    break
             self._seen_online = online
             self._seen_ports = ports
             if self.known is None:
@@ -193,13 +161,6 @@ class TopologyWatcher(KnownNode):
                 log.info("read again: nothing has changed")
             self.has_read.set()
             self._is_to_publish = True
-
-    def _read_machine(self) -> Topology:
-        try:
-            return self._machine.read()
-        except FailingFileError as error:
-            self.failing = str(error)
-            raise
 
     def _publish(self) -> None:
         node = self.node
