@@ -245,7 +245,11 @@ def load(
         **{name: _value(name, setting) for name, setting in chosen.items()},
     }
     settings = Settings(**values)
-    _check_live(settings, chosen)
+    if settings.nri is not None and settings.replays:
+        raise InvalidRequestError(
+            f"{chosen['nri'].source} needs this machine's containers, and another machine is "
+            "replayed; leave one of them out"
+        )
     return settings
 
 
@@ -254,14 +258,3 @@ def _value(name: str, setting: SettingText) -> Any:  # noqa: ANN401 - of Setting
         return SETTINGS[name].read(setting.text)
     except ValueError as error:
         raise InvalidRequestError(f"{setting.source}: {error}") from None
-
-
-def _check_live(settings: Settings, chosen: Mapping[str, SettingText]) -> None:
-    """Raise InvalidRequestError if there are no containers to adjust."""
-    machine = chosen.get("machine") or chosen.get("root")
-    if settings.nri is not None and settings.replays and machine is not None:
-        text, source, _ = chosen["nri"]
-        raise InvalidRequestError(
-            f"{source}: {quote(text)} needs this machine's containers, and {machine.source} "
-            f"replays another machine; give --nri off, or leave {machine.source} out"
-        )

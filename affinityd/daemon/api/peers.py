@@ -84,17 +84,11 @@ class Peer:
 
 
 def peer_of(accepted: socket.socket) -> Peer | None:
-    """Return the peer of a connection; None if the kernel does not know, as over TCP.
+    """Return the peer of a connection; None over TCP.
 
     Raises OSError where its /proc files cannot be read now, as where no file is left.
     """
-    if accepted.family != socket.AF_UNIX:
-        return None
-    try:
-        of_kernel = credentials(accepted)
-    except OSError:
-        return None
-    return Peer(accepted, of_kernel)
+    return Peer(accepted, credentials(accepted)) if accepted.family == socket.AF_UNIX else None
 
 
 def peer_of_request(scope: Scope) -> Peer | None:

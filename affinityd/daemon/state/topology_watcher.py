@@ -18,7 +18,7 @@ from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.daemon.state import FailureLog, in_background, pause
 from affinityd.discovery.machine import Machine
-from affinityd.errors import AffinityError, NotReadyError
+from affinityd.errors import AffinityError, FailingFileError, NotReadyError
 from affinityd.linux.files import content, sweep
 from affinityd.text import count
 from affinityd.topology.document import write_node
@@ -40,13 +40,14 @@ class KnownNode:
 
     def __init__(self, node: Node | None = None) -> None:
         self.known = node  #: None before the first reading
+        self.failing = "the machine has not been read yet"  #: or the file that failed, and why
         self.has_read = asyncio.Event()
 
     @property
     def node(self) -> Node:
         """The node. Raises NotReadyError before the first reading."""
         if self.known is None:
-            raise NotReadyError("the machine has not been read yet; try again in a moment")
+            raise NotReadyError(f"{self.failing}; try again in a moment")
         return self.known
 
 
@@ -138,7 +139,11 @@ class TopologyWatcher(KnownNode):
         online = content(self._machine.online_file) if self._machine.online_file else None
         ports = await in_background(self._machine.ports)
         with self._unread.logged():
-            topology = await in_background(self._machine.read)
+            try:
+                topology = await in_background(self._machine.read)
+            except FailingFileError as error:
+                self.failing = str(error)
+                raise
             for _ in range(MOST_SETTLING):
                 if self.known is None or topology == self.known.topology:
                     break

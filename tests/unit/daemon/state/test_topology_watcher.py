@@ -123,14 +123,14 @@ async def test_a_reading_has_the_drivers_answers_and_a_difference_is_a_published
         await watched.is_published(2)
 
 
-async def test_the_first_reading_is_tried_until_no_file_fails(tmp_path: Path) -> None:
+async def test_until_the_first_reading_the_file_that_fails_is_named(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     with pytest.raises(NotReadyError, match=r"^the machine has not been read yet; try again"):
         _ = watched.watcher.node
     watched.failing = "/sys/x: Input/output error"
     task = asyncio.create_task(watched.watcher.watch())
     await until(lambda: watched.read_times > 1)
-    with pytest.raises(NotReadyError):
+    with pytest.raises(NotReadyError, match=r"^/sys/x: Input/output error; try again"):
         _ = watched.watcher.node
     watched.failing = ""
     await watched.is_published(1)
