@@ -68,6 +68,14 @@ def test_the_doctor_of_a_balanced_node(
     assert capsys.readouterr().out == shown("docs/doctor.md", command)
 
 
+def test_the_demo_prints_the_lines_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    command, *lines = next(it.text for it in BLOCKS if it.text.startswith("$ ")).splitlines()
+    main(command.removeprefix("$ affinityd ").split())
+    printed = capsys.readouterr().out.splitlines()
+    for line in lines:
+        assert any(it.startswith(line.removesuffix("…")) for it in printed), line
+
+
 PROGRAMS = REPOSITORY / "examples"
 
 
