@@ -68,12 +68,16 @@ def test_the_doctor_of_a_balanced_node(
     assert capsys.readouterr().out == shown("docs/doctor.md", command)
 
 
-def test_the_demo_prints_the_lines_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
-    command, *lines = next(it.text for it in BLOCKS if it.text.startswith("$ ")).splitlines()
-    main(command.removeprefix("$ affinityd ").split())
+def test_the_demo_prints_the_lines_that_pages_show(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["audit", "--machine", "dgx-a100-busy"])
     printed = capsys.readouterr().out.splitlines()
-    for line in lines:
-        assert any(it.startswith(line.removesuffix("…")) for it in printed), line
+    blocks = [
+        it for it in BLOCKS if it.text.startswith("$ affinityd audit --machine dgx-a100-busy\n")
+    ]
+    assert len(blocks) > 1
+    for block in blocks:
+        for line in block.text.splitlines()[1:]:
+            assert any(it.startswith(line.removesuffix("…")) for it in printed), f"{block}: {line}"
 
 
 PROGRAMS = REPOSITORY / "examples"
