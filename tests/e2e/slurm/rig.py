@@ -42,9 +42,8 @@ CGROUP_CONF = """\
 CgroupPlugin=autodetect
 CgroupMountpoint=/sys/fs/cgroup
 IgnoreSystemd=yes
-ConstrainCores={cores}
+ConstrainCores=yes
 ConstrainDevices={devices}
-{lines}
 """
 
 NAMESPACE = (HERE / "namespace.sh").read_text()
@@ -64,10 +63,7 @@ class Setup:
     gpus: Sequence[str] = ("0", "1")  #: minors, in Slurm's order; with a type as in `big:3`
     task_plugin: str = "task/none"
     constrain_devices: bool = False
-    constrain_cores: bool = True
-    by_cgroup: bool = False  #: jobs have cgroups even where no task plugin makes any
     conf: Sequence[str] = ()  #: more lines of slurm.conf
-    cgroup_conf: Sequence[str] = ()  #: and of cgroup.conf
     nodes: int = 1  #: all alike, each on all CPUs of this machine
     topology: str = ""  #: of the node, where its CPUs are not to be all alike: Sockets=2 …
     hwloc: str = ""  #: what slurmd is to see of the hardware, as hwloc(7) has HWLOC_SYNTHETIC
@@ -246,7 +242,6 @@ def _configure(folder: Path, setup: Setup) -> None:
     gpus = [gpu.rpartition(":") for gpu in setup.gpus]
     gres = Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus)
     has = " Gres=" + ",".join(f"{it}:{n}" for it, n in gres.items()) if gres else ""
-    by_cgroup = setup.by_cgroup or "cgroup" in setup.task_plugin
     conf = SLURM_CONF.format(
         host=socket.gethostname(),
         folder=folder,
@@ -258,16 +253,13 @@ def _configure(folder: Path, setup: Setup) -> None:
         ),
         port=free_port(),
         lines="\n".join(setup.conf),
-        tracking="proctrack/cgroup" if by_cgroup else "proctrack/linuxproc",
+        tracking="proctrack/cgroup" if "cgroup" in setup.task_plugin else "proctrack/linuxproc",
     )
-    constrains = {"cores": setup.constrain_cores, "devices": setup.constrain_devices}
-    words = {name: "yes" if does else "no" for name, does in constrains.items()}
     typed = [(f"Type={kind}" if kind else "", minor) for kind, _, minor in gpus]
     lines = [f"Name=gpu {kind} File=/dev/nvidia{minor}\n" for kind, minor in typed]
     (folder / "slurm.conf").write_text(conf)
-    (folder / "cgroup.conf").write_text(
-        CGROUP_CONF.format(**words, lines="\n".join(setup.cgroup_conf))
-    )
+    constrains = "yes" if setup.constrain_devices else "no"
+    (folder / "cgroup.conf").write_text(CGROUP_CONF.format(devices=constrains))
     gres_conf = "".join(lines) if setup.gres_conf is None else setup.gres_conf
     (folder / "gres.conf").write_text(gres_conf)
     for node in _nodes(folder, setup):
@@ -302,7 +294,6 @@ PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "munge", "curl", "mount", "procps"),
     *("busybox-static", "python3-minimal", "libpython3-stdlib"),
 )
-MORE = {"24.11": ("openmpi-bin",)}  #: of a release: the virtual machine's tests start it
 UNREAD = ("doc", "info", "locale", "man")  #: folders of /usr/share
 
 LAYERED = (HERE / "layered.sh").read_text()
@@ -335,8 +326,7 @@ def root_of(release: str) -> Path:
     options = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in UNREAD]
     options += ["--aptopt=Acquire::Check-Valid-Until false"]  # a mirror may be behind
     recipe = ["mmdebstrap", "--quiet", "--variant=essential", *options]
-    packages = (*PACKAGES, *MORE.get(release, ()))
-    recipe += [f"--include={','.join(packages)}", suite]
+    recipe += [f"--include={','.join(PACKAGES)}", suite]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-slurm"
     folder = cache / f"{suite}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]}"
     cache.mkdir(parents=True, exist_ok=True)

@@ -80,6 +80,11 @@ def main() -> Document:
     daemon = serving()
     stage("ranks, by the daemon")
     report["ranks"]["daemon"] = ranks("daemon")
+    stage("a CPU goes and comes")
+    bring("12", online=False)
+    without = daemon.plan("gpus=0&mode=node")["cpulist"]
+    bring("12", online=True)
+    report["hotplug"] = [without, daemon.plan("gpus=0&mode=node")["cpulist"]]
     stage("callers")
     report["callers"] = callers()
     stage("memory")
@@ -98,7 +103,6 @@ def main() -> Document:
     last = inside.addresses()[-1]  # of which node.json goes on to tell
     (inside.PCI_FOLDER / last / "remove").write_text("1")
     report["ranks"]["node.json"] = ranks("node.json")
-    Path("/sys/bus/pci/rescan").write_text("1")  # the machine is as it was, for the next script
     return report
 
 

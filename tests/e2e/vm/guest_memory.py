@@ -15,7 +15,6 @@ from random import Random
 
 from affinityd.linux.processes import children_of
 from affinityd.linux.resident import resident_memory
-from tests.e2e.vm.hardware import GPU_NODES
 from tests.e2e.vm.inside import Document, bring, output, stage
 from tests.e2e.vm.warm import affinityd
 
@@ -23,7 +22,6 @@ RUNS, MIB = 100, 1 << 20
 HOLD = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("holding.py")))
 
 FIRST_GPU = ("--gpus", "0")
-NEAR = GPU_NODES[0]
 
 #: A mount namespace with a /dev/shm of its own, as containers have.
 IN_CONTAINER = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'

@@ -4,19 +4,18 @@ Each task writes what it is and where its OpenMP threads may run. Nothing is jud
 """
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.e2e.vm.guest_slurm import INSTALLED, RUN, SCRIPTS, furnish, have_patience
 from tests.e2e.vm.inside import (
     GROUPS,
     RELEASE,
     Document,
+    addresses,
     bring,
-    cgroup,
-    hold_gpus,
     output,
     stage,
 )
@@ -25,15 +24,17 @@ from tests.e2e.vm.warm import affinityd
 from tests.support.daemons import running
 
 OFF, NODE, UNIQUE = "off", "node", "unique_contiguous"
-CHOOSE = "GPUs are chosen"
 EXEC = "exec in the step"  #: mode `node`, with `affinityd exec` in each task
+
+INSTALLED = "/etc/slurm/affinityd"
+SCRIPTS = Path("/checkout/slurm")
+RUN = Path("/tmp/affinityd")  # noqa: S108 - nobody else is here; jobs find it at /run/affinityd
 
 #: How each mode is asked for.
 MODES: Mapping[str, Mapping[str, str]] = {
     OFF: {"AFFINITYD": "off"},
     NODE: {},
     UNIQUE: {"AFFINITYD_MODE": UNIQUE},
-    CHOOSE: {"AFFINITYD_CHOOSE_GPU": "yes"},
     EXEC: {"EXEC": "yes", "AFFINITYD_TIMEOUT": "60"},
 }
 
@@ -78,18 +79,6 @@ OTHERS = {
 
 LAUNCHES = SLICES | OTHERS
 
-#: Sites' recipes, of LUMI and Frontier: masks by hand in the order of the GPUs, and Slurm's own.
-MASKS = ",".join(f"{0xF << (4 * first):x}" for first in (4, 5, 6, 7, 0, 1, 2, 3))
-CHOICES = {
-    "masks by hand": Launch(
-        f"srun -n8 -c4 --gres=gpu:8 --gpu-bind=none --cpu-bind=mask_cpu:{MASKS} TASK",
-        modes=(CHOOSE,),
-    ),
-    "ranks in the order of cores": Launch(
-        "srun -n8 -c4 --gres=gpu:8 --gpu-bind=none -m block:block TASK", modes=(CHOOSE,)
-    ),
-}
-
 #: Steps over two slurmd, each of which has all CPUs: a node of its own, as far as a task can see.
 TWO_NODES = {
     "two nodes": Launch("srun -N2 --ntasks-per-node=4 -c4 --gres=gpu:8 TASK"),
@@ -101,40 +90,6 @@ TWO_NODES = {
     ),
     "three tasks on two nodes": Launch("srun -N2 -n3 -c4 --gres=gpu:8 TASK"),
     "seven tasks and one": Launch("srun -N2 -n8 -c4 --gres=gpu:8 TASK"),
-}
-
-TORCHRUN = "LOCAL_RANK={rank} LOCAL_WORLD_SIZE={size}"
-MPIRUN = "mpirun --allow-run-as-root --oversubscribe -np 4"
-SCOPE = GROUPS / "scope"
-PART_OF_NODE_1 = "0-13,16-17"  #: two CPUs are near GPUs 0 to 3
-
-
-def side_by_side(command: str, ranks: Iterable[int], size: int) -> str:
-    """Return what starts ranks in the background, with the variables of torchrun."""
-    environ = [TORCHRUN.format(rank=rank, size=size) for rank in ranks]
-    return " & ".join(f"{variables} {command}" for variables in environ)
-
-
-#: What starts ranks, which are TASK, without Slurm.
-OUTSIDE = {
-    "mpirun binds each to eight CPUs": f"{MPIRUN} --map-by slot:pe=4 TASK",
-    "mpirun binds none": f"{MPIRUN} --bind-to none TASK",
-    "each is bound to the node of its GPU": " & ".join(
-        (
-            side_by_side("taskset -c 16-31 TASK", range(4), 8),
-            side_by_side("taskset -c 0-15 TASK", range(4, 8), 8),
-            "wait",
-        )
-    ),
-    "a lone rank of which one CPU is near": "CUDA_VISIBLE_DEVICES=0 taskset -c 0-16 TASK",
-    "a scope of which two CPUs are near": (
-        f"echo $$ >{SCOPE}/cgroup.procs; {side_by_side('TASK', range(4), 4)} & wait"
-    ),
-}
-OUTSIDE_MODES = (OFF, NODE, UNIQUE)
-#: AMD's tutorial: more ranks than GPUs.
-CHOICES_OUTSIDE = {
-    "two ranks a GPU": f"CUDA_VISIBLE_DEVICES=0,4 {MPIRUN} --bind-to none TASK",
 }
 
 SEEN = Path("/tmp/seen")  # noqa: S108 - nobody else is here; tasks see it, too
@@ -162,10 +117,6 @@ env OMP_NUM_THREADS=4 OMP_PROC_BIND=close OMP_PLACES=threads "$task" "$folder/bo
 read -r _ cpus <"$folder/default.$name"
 taskset -c "${{cpus%%[,-]*}}" {SEEN}/affinityd exec -- "$task" "$folder/narrowed.$name"
 """,
-    "rank": f"""#!/bin/sh
-rank=${{OMPI_COMM_WORLD_LOCAL_RANK:-${{LOCAL_RANK:-0}}}}
-exec {SEEN}/affinityd exec -- {SEEN}/slurm_task {FOLDER}/default.0.0.$rank
-""",
     "affinityd": '#!/bin/sh\nPYTHONPATH=/checkout exec python3 -m affinityd "$@"\n',
 }
 
@@ -173,7 +124,7 @@ exec {SEEN}/affinityd exec -- {SEEN}/slurm_task {FOLDER}/default.0.0.$rank
 def main() -> Document:
     bring("31", online=True)
     furnish()
-    have_patience(Path("/", RELEASE))
+    have_patience()
     hold_gpus()
     SEEN.mkdir()
     SEEN.chmod(0o777)
@@ -199,12 +150,46 @@ def main() -> Document:
             release="24.11",
             root=Path("/", RELEASE),
         )
-        one_node = launches(setup, LAUNCHES | CHOICES, OUTSIDE | CHOICES_OUTSIDE)
-        return one_node | launches(replace(setup, nodes=2), TWO_NODES, {})
+        return launches(setup, LAUNCHES) | launches(replace(setup, nodes=2), TWO_NODES)
 
 
-def launches(setup: Setup, table: Mapping[str, Launch], outside: Mapping[str, str]) -> Document:
-    """Return the tasks of each launch, and of what starts them without Slurm, in each mode."""
+def furnish() -> None:
+    """Make what a node has that an unpacked image has not."""
+    Path("/etc/passwd").write_text(f"root:x:0:0::/:/bin/sh\n{USER}:x:5:60::/:/bin/sh\n")
+    Path("/etc/group").write_text(f"root:x:0:\n{USER}:x:60:\n")
+    Path("/etc/hosts").write_text(f"127.0.0.1 {socket.gethostname()}\n")
+    for name, target in {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}.items():
+        Path(f"/dev/{name}").symlink_to(f"/proc/self/{target}")
+    for name in ("pts", "shm"):
+        Path(f"/dev/{name}").mkdir()
+    output("ip", "address", "add", "10.0.0.1", "dev", "lo")  # getaddrinfo(3), AI_ADDRCONFIG
+    slice_ = GROUPS / "system.slice"  # where slurmd has its jobs
+    slice_.mkdir()
+    for folder in (GROUPS, slice_):
+        (folder / "cgroup.subtree_control").write_text("+cpuset +pids")
+
+
+def have_patience() -> None:
+    """Let curl wait longer than the scripts say: an emulated CPU is slow."""
+    folder = Path("/", RELEASE, "usr/bin")
+    (folder / "curl").rename(folder / "curl.debian")
+    curl = folder / "curl"
+    curl.write_text('#!/bin/sh\nexec /usr/bin/curl.debian "$@" --max-time 60\n')
+    curl.chmod(0o755)
+
+
+def hold_gpus() -> None:
+    """Have NVIDIA's driver hold the GPUs: they are its then, whoever made them."""
+    output("mount", "-t", "tmpfs", "tmpfs", "/proc/driver")
+    for minor, address in enumerate(addresses()):
+        folder = Path("/proc/driver/nvidia/gpus", address)
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Device Minor: \t {minor}\n")
+    Path("/proc/driver/nvidia/version").write_text("NVRM version: 550.54.15\n")
+
+
+def launches(setup: Setup, table: Mapping[str, Launch]) -> Document:
+    """Return the tasks of each launch in each mode."""
     stage(f"Slurm starts, with nodes: {setup.nodes}")
     seen: Document = {}
     with slurm(setup, USER) as cluster:
@@ -212,9 +197,6 @@ def launches(setup: Setup, table: Mapping[str, Launch], outside: Mapping[str, st
         output(*cluster.inside, f"{SEEN}/affinityd", "exec", "--", "true")
         for name, launch in table.items():
             seen[name] = {mode: tasks_of(cluster, launch, mode) for mode in launch.modes}
-        for name, command in outside.items():
-            modes = (CHOOSE,) if name in CHOICES_OUTSIDE else OUTSIDE_MODES
-            seen[name] = {mode: ranks_of(cluster, command, mode) for mode in modes}
     return seen
 
 
@@ -228,18 +210,6 @@ def tasks_of(cluster: Slurm, launch: Launch, mode: str) -> list[Document]:
         cluster.run("sh", "-c", command, env=MODES[mode])
     else:
         cluster.sbatch(command, *launch.batch, env=MODES[mode])
-    return read_reports()
-
-
-def ranks_of(cluster: Slurm, command: str, mode: str) -> list[Document]:
-    """Run a command, which starts ranks; return each rank's reports by their kind."""
-    stage(f"{mode}: {command}")
-    cgroup(SCOPE.name, cpus=PART_OF_NODE_1)
-    FOLDER.mkdir()
-    environ = {"AFFINITYD_SOCKET": f"{RUN}/affinityd.sock", "AFFINITYD_TIMEOUT": "60"}
-    assignments = [f"{name}={value}" for name, value in {**environ, **MODES[mode]}.items()]
-    program = command.replace("TASK", f"{SEEN}/rank")
-    output(*cluster.inside, "env", *assignments, "sh", "-c", program)
     return read_reports()
 
 

@@ -1,8 +1,7 @@
 """The virtual machine's hardware, as QEMU takes it.
 
 Two packages of four NUMA nodes of two cores of two CPUs, of which one has no memory, and a node of
-memory alone beside the first package; four PCI host bridges, each on a node, with two GPUs and a
-network adapter.
+memory alone beside the first package; four PCI host bridges, each on a node, with two GPUs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +19,8 @@ BRIDGES = (3, 1, 7, 5)
 #: The node of each GPU, in PCI bus order.
 GPU_NODES = tuple(node for node in BRIDGES for _ in range(2))
 
-#: Real PCI functions: a display of vendor 1002, and Intel's 82574L.
-GPU, NIC = "ati-vga", "e1000e"
+#: A real PCI function: a display of vendor 1002.
+GPU = "ati-vga"
 
 #: Emulated, on every machine alike. One thread: with one a CPU, early boot froze now and then.
 ACCELERATOR = "tcg,thread=single,tb-size=256"
@@ -77,14 +76,14 @@ def _distances() -> Iterator[str]:
 
 
 def bridges(nodes: Sequence[int]) -> Iterator[str]:
-    """Yield the options of host bridges, each on a node, with two GPUs and a network adapter."""
+    """Yield the options of host bridges, each on a node, with two GPUs."""
     slot = 0
     for number, node in enumerate(nodes):
         bus = 16 + 48 * number
         yield "-device"
         yield f"pxb-pcie,id=host{number},bus=pcie.0,bus_nr={bus},numa_node={node}"
-        for device in (GPU, GPU, NIC):
+        for _ in range(2):
             slot += 1
             yield "-device"
             yield f"pcie-root-port,id=port{slot},bus=host{number},chassis={slot},slot={slot}"
-            yield from ("-device", f"{device},bus=port{slot},romfile=")
+            yield from ("-device", f"{GPU},bus=port{slot},romfile=")

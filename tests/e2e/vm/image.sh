@@ -21,13 +21,11 @@ packages_and_indices='
 mmdebstrap --quiet --variant=extract --format=tar \
     --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
     --include=linux-image-amd64,kmod,mount,iproute2,dash,coreutils \
-    --include=python3-minimal,libpython3-stdlib,util-linux,numactl,hwloc-nox \
-    --include=slurmctld,slurmd,slurm-client,curl,sed,grep,mawk,findutils,bsdutils \
+    --include=python3-minimal,libpython3-stdlib,util-linux,numactl \
+    --include=curl,sed,grep,mawk,findutils \
     --dpkgopt='path-exclude=/usr/share/*' \
     --dpkgopt='path-exclude=/lib/udev/*' \
     --dpkgopt='path-exclude=/lib/modules/*/kernel/*' \
-    --dpkgopt='path-include=/lib/modules/*/kernel/drivers/net/ethernet/intel/e1000e/*' \
-    --dpkgopt='path-include=/lib/modules/*/kernel/drivers/p[tp][ps]/*' \
     --dpkgopt='path-include=/lib/modules/*/kernel/fs/overlayfs/*' \
     --dpkgopt='path-include=/lib/modules/*/kernel/drivers/block/brd.ko' \
     --extract-hook="$packages_and_indices" \

@@ -9,11 +9,10 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.e2e.vm import hardware
 from tests.e2e.vm.image import KERNEL, ROOT, image
-from tests.e2e.vm.inside import RELEASE
+from tests.e2e.vm.inside import RELEASE, Document
 from tests.support.tiny import ran
 
 FOLDER = Path(__file__).parent
@@ -35,9 +34,8 @@ CARRIED = (
 #: Where the guest has what is built here.
 BUILT = "built"
 
-#: What it does without of another Debian: the second where the tasks need no Python.
+#: What it does without of another Debian.
 UNUSED = ("./usr/share", "./var/lib/dpkg")
-PYTHON = ("./usr/lib/python3*", "./usr/bin/python3*")
 
 #: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
 OFFLINE_AT_BOOT = hardware.CPUS - 1
@@ -51,23 +49,20 @@ KERNEL_PARAMETERS = (
 
 def boot(
     folder: Path,
-    names: Sequence[str],
-    *,
+    name: str,
     machine: Sequence[str],
     built: Sequence[Path] = (),
     release: Path | None = None,
-    unused: Sequence[str] = UNUSED,
-) -> dict[str, dict[str, Any]]:
-    """Boot the machine, with a folder for what it needs and says, and return its reports by name.
+) -> Document:
+    """Boot the machine, with a folder for what it needs and says; return what guest_NAME prints.
 
-    A report is what a script, guest_NAME, prints; they run one after another, and each must print
-    one. `machine` is the hardware, in QEMU's options; `built` are files that they find in /built,
-    `release` is the root of another Debian, in /release, without the files that are `unused`.
+    `machine` is the hardware, in QEMU's options; `built` are files that the script finds in /built,
+    `release` is the root of another Debian, in /release.
     """
     made = image()
     ramdisk, console, report = (folder / name for name in ("ramdisk", "console", "report"))
-    _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built, release=release, unused=unused)
-    parameters = f"{KERNEL_PARAMETERS} GUESTS={','.join(names)}"  # the kernel hands it to init
+    _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built, release)
+    parameters = f"{KERNEL_PARAMETERS} GUEST={name}"  # the kernel hands it to init
     command = [
         *(QEMU, *machine, "-no-reboot"),
         *("-kernel", f"{made / KERNEL}", "-initrd", f"{ramdisk}", "-append", parameters),
@@ -79,18 +74,12 @@ def boot(
         ramdisk.unlink()  # it is large; the rest is kept to be looked at
     lines = report.read_text().splitlines() if report.exists() else []
     said = console.read_text(errors="replace").splitlines() if console.exists() else []
-    assert len(lines) == len(names), "\n".join([*lines, f"{ended}", *said[-TAIL:]])
-    return dict(zip(names, map(json.loads, lines), strict=True))
+    assert len(lines) == 1, "\n".join([*lines, f"{ended}", *said[-TAIL:]])
+    return dict(json.loads(lines[0]))
 
 
 def _write_ramdisk(
-    ramdisk: Path,
-    root: Path,
-    carried: Path,
-    built: Sequence[Path],
-    *,
-    release: Path | None,
-    unused: Sequence[str],
+    ramdisk: Path, root: Path, carried: Path, built: Sequence[Path], release: Path | None
 ) -> None:
     """Write the image's root and, behind it, the rest: the kernel unpacks one after another."""
     for name in CARRIED:
@@ -112,7 +101,7 @@ def _write_ramdisk(
         subprocess.run([*archive, "."], cwd=carried, stdout=file, check=True)
         if release is not None:
             subprocess.run(
-                [*archive, f"-s,^[.],{RELEASE},S", *(f"--exclude={it}" for it in unused), "."],
+                [*archive, f"-s,^[.],{RELEASE},S", *(f"--exclude={it}" for it in UNUSED), "."],
                 cwd=release,
                 stdout=file,
                 check=True,

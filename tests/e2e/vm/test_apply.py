@@ -32,6 +32,10 @@ def test_each_rank_is_near_its_gpu_and_is_told_so(seen: Document, source: str) -
     }
 
 
+def test_the_next_answer_has_the_online_cpus(seen: Document) -> None:
+    assert seen["hotplug"] == ["13-15", FIRST]
+
+
 def test_callers_are_known_by_their_cgroups(seen: Document) -> None:
     assert seen["callers"] == {
         "in a cpuset, for more": {"cpulist": "5-9", "source": "request", "within": "5-9"},

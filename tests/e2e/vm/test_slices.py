@@ -8,7 +8,6 @@ import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
 from tests.e2e.vm.guest_slices import (
-    CHOOSE,
     EXEC,
     LAUNCHES,
     NODE,
@@ -16,7 +15,6 @@ from tests.e2e.vm.guest_slices import (
     OTHERS,
     SLICES,
     TWO_NODES,
-    UNIQUE,
 )
 from tests.e2e.vm.inside import Document
 from tests.e2e.vm.two_nodes import GPU_NODES, cpus_of
@@ -38,42 +36,6 @@ SHARED_CPUS = {
     "memory of its own node": ["0-3", "4-7", "8-11", "12-15"],
     "no binding": ["0-15"] * 4,
     "a lone task": ["0-15"],
-}
-
-
-QUARTERS = ["0-7", "8-15", "16-23", "24-31"]
-OF_THEIR_GPUS = ["16-31"] * 4 + ["0-15"] * 4
-
-#: What ranks get that Slurm did not start: without affinityd, and in each mode.
-RANKS = {
-    "mpirun binds each to eight CPUs": {OFF: QUARTERS, NODE: QUARTERS, UNIQUE: QUARTERS},
-    "mpirun binds none": {
-        OFF: ["0-31"] * 4,
-        NODE: ["16-31"] * 4,
-        UNIQUE: ["16-19", "20-23", "24-27", "28-31"],
-    },
-    "each is bound to the node of its GPU": {
-        OFF: OF_THEIR_GPUS,
-        NODE: OF_THEIR_GPUS,
-        UNIQUE: OF_THEIR_GPUS,
-    },
-    "a lone rank of which one CPU is near": {OFF: ["0-16"], NODE: ["0,16"], UNIQUE: ["0-1,16"]},
-    "a scope of which two CPUs are near": {
-        OFF: ["0-13,16-17"] * 4,
-        NODE: ["0-5,16-17"] * 4,
-        UNIQUE: ["16-17", "0-1", "2-3", "4-5"],
-    },
-}
-
-
-#: Of each rank: its CPUs, and its GPU.
-CHOSEN = {
-    "masks by hand": ("16-19 20-23 24-27 28-31 0-3 4-7 8-11 12-15", "0 1 2 3 4 5 6 7"),
-    "ranks in the order of cores": (
-        "0-3 4-7 8-11 12-15 16-19 20-23 24-27 28-31",
-        "4 5 6 7 0 1 2 3",
-    ),
-    "two ranks a GPU": ("16-31 16-31 0-15 0-15", "0 0 4 4"),
 }
 
 
@@ -156,27 +118,6 @@ def test_tasks_without_slices_get_what_is_near_of_what_they_share(
 ) -> None:
     masks = [task["default"]["mask"] for task in seen[name][NODE]]
     assert masks == SHARED_CPUS[name]
-
-
-@pytest.mark.parametrize("name", RANKS)
-def test_what_a_launcher_bound_a_rank_to_stays_and_others_get_near_cpus_first(
-    seen: Document, name: str
-) -> None:
-    masks = {mode: [rank["default"]["mask"] for rank in seen[name][mode]] for mode in seen[name]}
-    assert masks == RANKS[name]
-
-
-@pytest.mark.parametrize("name", CHOSEN)
-def test_ranks_keep_their_cpus_and_are_told_the_gpus_near_them(seen: Document, name: str) -> None:
-    tasks = seen[name][CHOOSE]
-    told = [task["default"]["variables"] for task in tasks]
-    masks = [
-        (task["default"]["mask"], mine["AFFINITYD_CPULIST"])
-        for task, mine in zip(tasks, told, strict=True)
-    ]
-    gpus = [(mine["CUDA_VISIBLE_DEVICES"], mine["AFFINITYD_GPUS"]) for mine in told]
-    assert (masks, gpus) == tuple([(each, each) for each in row.split()] for row in CHOSEN[name])
-    assert {mine["AFFINITYD_LOCALITY"] for mine in told} == {"local"}
 
 
 @pytest.mark.parametrize("kind", ["default", "bound"])
