@@ -19,7 +19,6 @@ from affinityd.linux.pinning import (
     PINNED,
     REFUSED,
     PinResult,
-    Rule,
     Target,
     ThreadResult,
     is_on_purpose,
@@ -45,47 +44,43 @@ def pin_targets(
     before = mask_of(process.number) or frozenset()
     targets: dict[int, Target] = {}  # as they were when first seen
 
-    def rule_of(main: CpuSet | None) -> Rule:
+    def target_of(stat: Stat, its_cpus: CpuSet | None) -> Target:
+        known = targets.get(stat.number)
+        if known is not None and known.start == stat.start:
+            return known
+        parent = targets.get(stat.parent)
+        main = mask_of(stat.number)
+
         def rule(mask: CpuSet, masks_given: Collection[CpuSet]) -> str:
-            usual = {before, *masks_given}
             if force or main is None:
                 return CHANGE
+            usual = {before, *masks_given}
             is_confined = is_on_purpose(main, usual, before)
             is_alone = is_on_purpose(mask, {main, *usual}, before)
             return LEFT_ALONE if is_confined or is_alone else CHANGE
 
-        return rule
-
-    def target_of(stat: Stat) -> Target:
-        before_it = targets.get(stat.number)
-        parent = targets.get(stat.parent)
-        if before_it is not None and before_it.start == stat.start:
-            return before_it
-        of_child = own_cpus(stat) if own_cpus and stat.number != process.number else None
-        its_cpus = of_child or (parent.cpus if parent else cpus)
-        target = Target(stat.number, stat.start, its_cpus, rule_of(mask_of(stat.number)))
-        targets[stat.number] = target
-        return target
+        its_cpus = its_cpus or (parent.cpus if parent else cpus)
+        targets[stat.number] = Target(stat.number, stat.start, its_cpus, rule)
+        return targets[stat.number]
 
     def now() -> Iterator[Target]:
         """Yield the processes that are there now, parents before children."""
         stat = stat_of(process.number)
         if stat is None or stat.start != process.start:  # another process has its number by now
             return
-        yield target_of(process)
+        yield target_of(process, cpus)
         if own_cpus is not None:
-            yield from map(target_of, descendants(process.number))
+            for child in descendants(process.number):
+                yield target_of(child, own_cpus(child))
 
     return now
 
 
 ISOLATED = "/sys/devices/system/cpu/isolated"
-SHOWN_ERRORS = 10  #: of errors
+SHOWN_ERRORS = 10
 SHOWN_THREADS = 5  #: that a line names
-OWN_WARNINGS = {
-    "shared_gpu",
-    "parameter_ignored",
-}  #: warnings of options that this command sets itself
+#: Warnings of options that this command sets itself.
+OWN_WARNINGS = {"shared_gpu", "parameter_ignored"}
 ON_PURPOSE = "probably pinned on purpose; --force pins it too"
 
 
