@@ -10,8 +10,6 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from tests.support.daemons import PATIENCE
-
 #: What is slow is told as it was found: to make it smaller takes longer than to find it.
 AS_FOUND = [Phase.explicit, Phase.reuse, Phase.generate]
 
@@ -123,18 +121,12 @@ def soon() -> Iterator[None]:
     """End what takes longer than SOON: in the main thread alone."""
 
     def ring(_number: int, _frame: object) -> None:
-        raise AssertionError(f"not within {SOON} s of a CPU, or {PATIENCE} s")
+        raise AssertionError(f"not within {SOON} s of a CPU")
 
-    timers = (
-        (signal.SIGPROF, signal.ITIMER_PROF, SOON),
-        (signal.SIGALRM, signal.ITIMER_REAL, PATIENCE),  # it waits for what never comes
-    )
-    before = {number: signal.signal(number, ring) for number, _, _ in timers}
-    for _, timer, seconds in timers:
-        signal.setitimer(timer, seconds)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, SOON)
     try:
         yield
     finally:
-        for number, timer, _ in timers:
-            signal.setitimer(timer, 0)
-            signal.signal(number, before[number])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

@@ -177,16 +177,6 @@ def test_bound_tasks_and_tasks_without_gpus_stay(row: tuple[Node, Setup], style:
             assert style.partition(":")[0] in str(task.unpinned)
 
 
-def test_a_binding_by_rank_counts_where_slurm_heeds_it(row: tuple[Node, Setup]) -> None:
-    """As srun then says: "Ignoring --cpu-bind=rank. Rank binding is obsolete."."""
-    made, setup = row
-    tasks = made.tasks(*TWO, "--cpu-bind=rank")
-    if setup.release == HOST:
-        assert all("--cpu-bind=rank" in str(task.unpinned) for task in tasks)
-    else:
-        assert [task.cpus for task in tasks] == [GPU[2], GPU[3]]
-
-
 def test_steps_of_a_batch_script_have_their_own_cpus(row: tuple[Node, Setup]) -> None:
     made, setup = row
     look = shlex.join(LOOK)
