@@ -1,11 +1,18 @@
-"""Checks the pages' links, files and tables: python -m docs.check; status 1: a fault."""
+"""Checks the pages' links, files, tables and words: python -m docs.check; status 1: a fault."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 
-from docs.check.pages import PAGES, ROOT, broken_links, malformed_rows, missing_files
+from docs.check.pages import (
+    PAGES,
+    ROOT,
+    broken_links,
+    malformed_rows,
+    missing_files,
+    too_many_words,
+)
 from docs.site.__main__ import pages
 
 
@@ -16,7 +23,7 @@ def faults() -> Iterator[str]:
         place = page.relative_to(ROOT)
         if str(place) not in navigation:
             yield f"{place}: it is not in the navigation of docs/site/mkdocs.yml"
-        for check in (broken_links, missing_files, malformed_rows):
+        for check in (broken_links, missing_files, malformed_rows, too_many_words):
             for fault in check(page):
                 yield f"{place}: {fault}"
 

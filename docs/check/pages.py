@@ -14,6 +14,10 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
+#: The most words of a page, as `wc -w` counts them; reference tables may have more.
+MOST_WORDS = 1300
+REFERENCES = ("api.md", "exec.md", "metrics.md", "settings.md")
+
 BLOCK = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 FILE = re.compile(r"`((?:affinityd|bench|deploy|docs|examples|scripts|slurm|tests)/[\w./*-]+)`")
@@ -54,6 +58,13 @@ def missing_files(page: Path) -> Iterator[str]:
     for name in TEST.findall(prose(page)):
         if not any(f"def {name}(" in path.read_text() for path in ROOT.glob("tests/**/*.py")):
             yield f"there is no {name}"
+
+
+def too_many_words(page: Path) -> Iterator[str]:
+    """Yield how many words a page has, if these are too many."""
+    words = len(page.read_text().split())
+    if words > MOST_WORDS and page.name not in REFERENCES:
+        yield f"{words} words: a page has one reader and one task, in {MOST_WORDS} words"
 
 
 def malformed_rows(page: Path) -> Iterator[str]:
