@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from affinityd import config
-from affinityd.client.process import may_open
+from affinityd.client.process import ProcessContext, may_open
 from affinityd.client.remarks import rebinding, remarks
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import ApplyError, InvalidRequestError
@@ -13,15 +15,11 @@ from affinityd.linux.cgroup import mask_of
 from affinityd.linux.files import listed, text
 from affinityd.request import environment
 from affinityd.request.environment import ALLOWED, CPULIST, GPUS, NIC_VARIABLES, PINNED_FOR
+from affinityd.request.process_plan import ProcessPlan
 from affinityd.text import count, one_line, quote
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from affinityd.client.process import ProcessContext
+if TYPE_CHECKING:  # it takes longer to import than Python to start, and few ranks have a policy
     from affinityd.linux.memory_policy import MemoryPolicy
-    from affinityd.request.process_plan import ProcessPlan
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
 LOCALITY = "AFFINITYD_LOCALITY"  #: of the pin
@@ -40,16 +38,15 @@ THREAD_COUNTS = (
     "RAYON_NUM_THREADS",
 )
 EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
-ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
 CHOICE = {"choose", "gpus_per_rank"}  #: the parameters of a choice of GPUs
 UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
 
 
 def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
-    """Return the mask of this process if affinityd has pinned it before, and is to keep that.
+    """Return the mask of this process if affinityd has pinned it before, for the same task.
 
-    The pin was for this task, and the mask is still that of the pin. A process that names
-    parameters of a plan, `chosen`, is planned anew, but GPUs are not chosen twice.
+    A process that names parameters of a plan, `chosen`, is planned anew, but GPUs are not chosen
+    twice.
     """
     is_kept = not chosen or (chosen.keys() <= CHOICE and GPUS in os.environ)
     if not is_kept or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
@@ -82,19 +79,21 @@ def apply_plan(
         raise ApplyError(UNKNOWN_PLACE)
     cpus = set_own_mask(plan.cpus)
     os.environ.pop(UNPINNED, None)
-    if os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
+    task = environment.task_of(os.environ)
+    if os.environ.get(PINNED_FOR) != task:
         os.environ.pop(GPUS, None)
     if plan.visible:
         os.environ.update(plan.visible)
         os.environ[GPUS] = format_list(plan.gpus)
-    os.environ[PINNED_FOR] = environment.task_of(os.environ)
+        task = environment.task_of(os.environ)
+    os.environ[PINNED_FOR] = task
     # Also where nothing was narrowed: a mask that no longer equals it is planned on anew.
     os.environ[CPULIST] = format_list(cpus)
     os.environ[ALLOWED] = format_list(plan.allowed)
     os.environ[LOCALITY] = plan.locality
     lines = list(remarks(plan, cpus, process, chosen))
     memory, more = add_to_pin(plan, variables, policy=policy, libraries=libraries)
-    return cpus, memory, [*lines, *more, *rebinding(plan, process, chosen)]
+    return cpus, memory, [*lines, *more, *rebinding()]
 
 
 def add_to_pin(
@@ -144,11 +143,10 @@ def export_observed(plan: ProcessPlan) -> None:
 
 
 def set_own_mask(cpus: CpuSet) -> CpuSet:
-    """Set the mask of the calling thread, and return it as read back.
+    """Set the mask of the calling thread, and return it as read back, sched_setaffinity(2).
 
-    A program that it executes inherits it. The kernel silently removes CPUs that the cpuset
-    does not allow, sched_setaffinity(2). A mask that is so already is not set: it goes on to
-    follow its cpuset when that grows. Raises ApplyError if no CPU is left.
+    The kernel removes CPUs that the cpuset does not allow. A mask that is so already is not set: it
+    goes on to follow its cpuset when that grows. Raises ApplyError if no CPU is left.
     """
     mask = frozenset(os.sched_getaffinity(0))
     if mask == cpus:
@@ -204,11 +202,10 @@ def nic_libraries(names: str) -> tuple[str, ...]:
 
 
 def export_nics(names: str, ports: Sequence[str], settings: Mapping[str, str]) -> Iterator[str]:
-    """Set variables of this process for libraries; yield what is not as asked for, a line each.
+    """Tell libraries, by their names, the plan's ports, like `mlx5_2:1`; yield what is not set.
 
-    `names` are the libraries, `ports` the plan's, like `mlx5_2:1`, `settings` the AFFINITYD_*
-    variables. A variable that the user has set stays, and no device is named that this process
-    cannot open: a library that may use nothing else would fail.
+    `settings` are the AFFINITYD_* variables. A variable that the user has set stays, and no device
+    is named that this process cannot open: a library that may use nothing else would fail.
     """
     try:
         libraries = nic_libraries(names)
@@ -245,11 +242,10 @@ def export_nics(names: str, ports: Sequence[str], settings: Mapping[str, str]) -
 def _is_active(port: str, root: str) -> bool:
     device, _, number = port.partition(":")
     state = text(f"{root}sys/class/infiniband/{device}/ports/{number}/state")
-    return state.startswith(ACTIVE)
+    return state.startswith("4:")  # ACTIVE of enum ib_port_state
 
 
 def _may_use(port: str, root: str) -> bool:
-    """Whether a port's device can be opened here."""
     files = verbs_files(port.partition(":")[0], root)
     return any(may_open(f"{root}dev/infiniband/{name}") for name in files)
 

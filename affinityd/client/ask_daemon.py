@@ -4,15 +4,17 @@ An address is the path of a unix socket, or http://HOST:PORT, whose host is a nu
 init`, the only command that asks over TCP, looks names up. A socket's place is its trust: only root
 can make /run/affinityd, and only the user can make the others that a client asks.
 
-It is written on `_socket`: `http.client` and `socket` take longer to import than Python to start,
-which every rank would wait for.
+It is written on `socket`: every rank would wait for `http.client`, which takes longer to import
+than Python to start.
 """
 
 from __future__ import annotations
 
-import _socket
 import errno
+import socket
 import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from affinityd.errors import (
     REFUSALS,
@@ -24,17 +26,11 @@ from affinityd.errors import (
     UnknownParameterError,
 )
 from affinityd.linux.files import in_time
+from affinityd.request.environment import Pairs
 from affinityd.request.process_plan import ProcessPlan, read_plan
 from affinityd.text import one_line, quote
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import TypeVar
-
-    from affinityd.request.environment import Pairs
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 TIMEOUT = 1.0  #: seconds that asking a daemon may take by default
 READING = 5  #: times as long may it take to read the machine without one
@@ -56,18 +52,13 @@ PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def find_plan(
-    query: Pairs,
-    sockets: Sequence[str],
-    start: float,
-    timeout: float,
-    *,
-    forks: bool,
+    query: Pairs, sockets: Sequence[str], start: float, timeout: float, *, forks: bool
 ) -> ProcessPlan:
-    """Return the plan of the process that the query is about.
+    """Return the plan of the process that the query is about; times as for `within`.
 
-    `start` and `timeout` are as for `within`. If it `forks`, as a process of one thread may, a
-    child reads the machine's files, since execve(2) waits for threads that the kernel holds; else
-    it is to be called `within`. Raises AffinityError.
+    If it `forks`, as a process of one thread may, a child reads the machine's files, since
+    execve(2) waits for threads that the kernel holds; else it is to be called `within`. Raises
+    AffinityError.
     """
     trouble = None  # of the first daemon: the second had no time
     for path in sockets:
@@ -102,10 +93,10 @@ def find_plan(
 
 
 def within(start: float, timeout: float, find: Callable[[], T]) -> T:
-    """Return what a function finds, also where a file that it reads hangs.
+    """Return what a function finds; raise ApplyError where a file that it reads hangs.
 
     `start` is of time.monotonic. To ask a daemon takes `timeout` seconds, to read the machine
-    READING times as long. Raises ApplyError, and what the function raises.
+    READING times as long.
     """
     try:
         return in_time(find, _end(start, timeout) - time.monotonic())
@@ -118,7 +109,6 @@ def _end(start: float, timeout: float) -> float:
 
 
 def _late(timeout: float, trouble: str | None = None) -> ApplyError:
-    """Return the error of a machine that was not read in time."""
     line = f"no plan within {_end(0, timeout):g} s of the start; a larger timeout gives it longer"
     return ApplyError(line if trouble is None else f"{line}; {trouble}")
 
@@ -126,7 +116,7 @@ def _late(timeout: float, trouble: str | None = None) -> ApplyError:
 def ask_plan(
     address: str, query: Iterable[tuple[str, str]], deadline: float, form: str = "shell"
 ) -> str:
-    """Return a plan, in a format of the request's. Raises as `fetch`; `deadline` is as there.
+    """Return a plan, in a format of the request's. Raises as `fetch`.
 
     A variable that a daemon of another release does not know is an UnknownParameterError, too.
     """
@@ -155,11 +145,8 @@ def fetch(
     refuses the request.
     """
     try:
-        connection = connect(address, deadline)
-        try:
+        with connect(address, deadline) as connection:
             answer = get(connection, target, deadline, most)
-        finally:
-            connection.close()
         status, body = parse(answer)
         text = body.decode()
     except TimeoutError:
@@ -181,28 +168,41 @@ def fetch(
     return text
 
 
-def connect(address: str, deadline: float) -> _socket.socket:
+def connect(address: str, deadline: float) -> socket.socket:
     """Return a connection, once the server's queue has room. Raises OSError, also TimeoutError."""
-    family, target = _target(address)
     while True:
-        connection = _socket.socket(family, _socket.SOCK_STREAM)
+        timeout = _left(deadline)
         try:
-            connection.settimeout(_left(deadline))
-            connection.connect(target)
+            return _connect_once(address, timeout)
         except BlockingIOError:  # unix(7): the queue is full
-            connection.close()
             time.sleep(PAUSE)
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            return connection
 
 
-def get(connection: _socket.socket, target: str, deadline: float, most: int = MAX_ANSWER) -> bytes:
+def _connect_once(address: str, timeout: float) -> socket.socket:
+    if address.startswith(HTTP):
+        host, _, port = address[len(HTTP) :].rpartition(":")
+        host = host.strip("[]")
+        try:
+            number = int(port)
+            socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+        except (OSError, ValueError):
+            line = "give host and port by their numbers, like http://127.0.0.1:9465"
+            raise OSError(line) from None
+        return socket.create_connection((host, number), timeout)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def get(connection: socket.socket, target: str, deadline: float, most: int = MAX_ANSWER) -> bytes:
     """Return all data of the server, little more than `most` bytes. Raises OSError, as connect."""
     connection.settimeout(_left(deadline))
-    connection.sendall(f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(), _socket.MSG_NOSIGNAL)
+    connection.sendall(f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(), socket.MSG_NOSIGNAL)
     answer = bytearray()
     while len(answer) <= most:
         connection.settimeout(_left(deadline))
@@ -219,25 +219,14 @@ def parse(answer: bytes) -> tuple[int, bytes]:
     first, *fields = head.split(b"\r\n")
     version, _, rest = first.partition(b" ")
     status, _, _ = rest.partition(b" ")
-    values = {name.lower(): value for name, _, value in (it.partition(b":") for it in fields)}
-    is_whole = values.get(b"content-length", b"").strip() == b"%d" % len(body)
+    is_whole = False
+    for field in fields:
+        name, _, value = field.partition(b":")
+        if name.lower() == b"content-length":
+            is_whole = value.strip() == b"%d" % len(body)
     if not (is_whole and version.startswith(b"HTTP/1.") and status.isdigit() and len(status) == 3):  # noqa: PLR2004
         raise ValueError(quote(repr(answer[:60])))
     return int(status), body
-
-
-def _target(address: str) -> tuple[int, str | tuple[str, int]]:
-    """Return an address as socket(2) and connect(2) have it. Raises OSError for a host's name."""
-    if not address.startswith(HTTP):
-        return _socket.AF_UNIX, address
-    host, _, port = address[len(HTTP) :].rpartition(":")
-    host = host.strip("[]")
-    family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
-    try:
-        _socket.inet_pton(family, host)
-        return family, (host, int(port))
-    except (OSError, ValueError):
-        raise OSError("give host and port by their numbers, like http://127.0.0.1:9465") from None
 
 
 def _left(deadline: float) -> float:
@@ -249,8 +238,5 @@ def _left(deadline: float) -> float:
 
 def _percent_encoded(text: str) -> str:
     """Return a value as a query has it, RFC 3986."""
-    try:
-        data = text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # it is not text, as the daemon will say
-        data = text.encode(errors="surrogatepass")
+    data = text.encode(errors="surrogatepass")  # what is not text the daemon refuses
     return "".join(chr(byte) if byte in PLAIN else f"%{byte:02X}" for byte in data)

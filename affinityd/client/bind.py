@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from affinityd import config
 from affinityd.client import apply, ask_daemon, openmp
@@ -24,45 +24,23 @@ from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import (
     AffinityError,
-    DaemonError,
     InvalidRequestError,
     NoSuchGpuError,
-    UnknownParameterError,
     UnsatisfiableError,
 )
 from affinityd.linux import pinning
 from affinityd.linux.cgroup import mask_of
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import stat_of
-from affinityd.request.environment import MAX_ENTRIES
 from affinityd.text import count
 
 if TYPE_CHECKING:
     from affinityd.request.document import PlanDocument
     from affinityd.request.process_plan import ProcessPlan
 
-#: As `Mode` has them, so that a type checker finds a wrong one; - and _ are the same.
-ModeName = Literal[
-    "all",
-    "single",
-    "single_unique",
-    "single-unique",
-    "unique_interleaved",
-    "unique-interleaved",
-    "unique_contiguous",
-    "unique-contiguous",
-    "node",
-    "socket",
-    "exclusive",
-    "core_complex",
-    "core-complex",
-    "even",
-]
-
 KEPT = "kept"  #: the source of a pin that was there before
-NOT_OF_PLAN = frozenset(
-    ("choose_gpu", "memory", "nics", "timeout", "fail_closed")
-)  #: arguments of bind()
+#: Arguments of bind() that are no parameters of a plan.
+NOT_OF_PLAN = ("choose_gpu", "memory", "nics", "timeout", "fail_closed")
 
 logger = logging.getLogger("affinityd")
 
@@ -90,7 +68,7 @@ def bind(
     ranks: int | None = None,
     *,
     gpus: str | int | Sequence[int | str] | None = None,
-    mode: ModeName | Mode | None = None,
+    mode: str | Mode | None = None,
     scope: str | Scope | None = None,
     multithreading: str | Multithreading | None = None,
     balanced: bool | None = None,
@@ -101,7 +79,7 @@ def bind(
     strict: bool | None = None,
     choose_gpu: bool = False,
     gpus_per_rank: int | None = None,
-    memory: Literal["local", "preferred", "bind", "interleave"] | None = None,
+    memory: str | None = None,
     nics: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
     fail_closed: bool = False,
@@ -112,20 +90,17 @@ def bind(
 
     `rank` is the local rank of so many `ranks`; None: the launcher's. `gpus` are those of the
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
-    CPUs each rank asked for; None: Slurm's or the pod's number. `memory` is a policy
-    ("local", "preferred", "bind", "interleave"), set for the calling thread and its children from
-    now on. `timeout` is in seconds: to ask a daemon; to read the machine without one, 5 times as
-    long. `nics` names libraries ("ucx", "nvshmem", "uccl", "nccl"): their variables are set to
-    the near RDMA devices. `choose_gpu` leaves the CPUs as the launcher gave them, and sets the
-    vendor's variable, like CUDA_VISIBLE_DEVICES, to the near GPUs, `gpus_per_rank` of them: call it
-    before the first call of CUDA. The others are the parameters of a plan, by their names; None,
-    also of `cpus` and `nics`: as AFFINITYD_* variables say, as for `affinityd exec`.
+    CPUs each rank asked for; None: Slurm's or the pod's number. `memory` is a policy ("local",
+    "preferred", "bind", "interleave") for the calling thread and its children. `nics` names
+    libraries ("ucx", "nvshmem", "uccl", "nccl"), whose variables are set to the near RDMA devices.
+    `choose_gpu`, to be called before CUDA is, leaves the CPUs and sets the vendor's variable, like
+    CUDA_VISIBLE_DEVICES, to the near GPUs, `gpus_per_rank` of them. `timeout` is in seconds: to ask
+    a daemon; to read the machine without one, 5 times as long. The others are the parameters of a
+    plan, by their names; None: as AFFINITYD_* variables say, as for `affinityd exec`.
 
-    Children see it in AFFINITYD_* variables in the environment. A second call with arguments
-    plans as the first one did; without any of a plan's, it keeps the CPUs of the first, or of
-    `affinityd exec`. Without a plan the process stays as it is, with a warning in the result and in
-    the log; with `fail_closed`, AffinityError is raised instead. Elsewhere than on Linux it is the
-    same.
+    A second call with arguments plans as the first one did; without any of a plan's, it keeps the
+    CPUs of the first, or of `affinityd exec`. Without a plan the process stays as it is, with a
+    warning in the result and in the log; with `fail_closed`, AffinityError is raised instead.
     """
     arguments = locals().copy()
     chosen = {name: value for name, value in arguments.items() if name not in NOT_OF_PLAN}
@@ -147,30 +122,21 @@ def bind(
 def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     """Return the plan of this process, as the JSON of `GET /plan` has it; nothing is changed.
 
-    `parameters` are those of a plan, like `gpus`, `mode` and `rank`; the others as for `bind`. The
-    daemon is asked, for `timeout` seconds; without one, the machine is read, for 5 times as long at
-    most. Raises AffinityError.
+    `parameters` are those of a plan, like `gpus`, `mode` and `rank`. The machine is that of the
+    daemon's node.json; without one it is read, for 5 times `timeout` at most. Raises AffinityError.
     """
     _require_linux()
     start, variables = time.monotonic(), config.variables()
     chosen = config.plan_parameters(variables, texts(parameters))
-    sockets = config.sockets(variables)
 
     def find() -> PlanDocument:
-        process = ProcessContext.of_self()
-        query = process.query(chosen, process.mask)
         # bind() needs neither, and each rank would wait for them.
         from affinityd.client.local_plan import find_node, plan_on_node  # noqa: PLC0415
-        from affinityd.json_codec import loads  # noqa: PLC0415
-        from affinityd.request.document import PlanDocument, document  # noqa: PLC0415
+        from affinityd.request.document import document  # noqa: PLC0415
 
-        for path in sockets:
-            try:
-                text = ask_daemon.ask_plan(path, query, start + timeout, "json")
-                return loads(PlanDocument, text, f"the answer of {path}")
-            except (DaemonError, UnknownParameterError, ValueError):  # noqa: PERF203 - two at most
-                continue
-        return document(plan_on_node(find_node(sockets).node, query))
+        process = ProcessContext.of_self()
+        node = find_node(config.sockets(variables)).node
+        return document(plan_on_node(node, process.query(chosen, process.mask)))
 
     return ask_daemon.within(start, timeout, find)
 
@@ -368,16 +334,8 @@ def set_affinity(
     Raises AffinityError (also as GPUAffinityError) for its arguments: where there is no such GPU
     or rank, a wrong word, or fewer cores than a `min_physical_cores` that is given.
     """
-    if not 0 <= gpu_id < nproc_per_node:
-        raise InvalidRequestError(
-            f"gpu_id={gpu_id} is not from 0 to nproc_per_node - 1, which is {nproc_per_node - 1}"
-        )
-    if nproc_per_node > MAX_ENTRIES:
-        raise InvalidRequestError(
-            f"nproc_per_node={nproc_per_node} is too many; the most is {MAX_ENTRIES}"
-        )
     parameters = {
-        "gpus": [*range(nproc_per_node)],
+        "gpus": f"0-{nproc_per_node - 1}",
         "ranks": nproc_per_node,
         "rank": gpu_id,
         "share": "requested",
@@ -393,8 +351,7 @@ def set_affinity(
     except (InvalidRequestError, NoSuchGpuError):
         raise
     except AffinityError as error:
-        is_of_argument = type(error) is UnsatisfiableError and min_physical_cores > 1
-        if is_of_argument:
+        if type(error) is UnsatisfiableError and min_physical_cores > 1:
             raise
         binding = _unbound(str(error))
     for warning in binding.warnings:

@@ -14,28 +14,15 @@ from affinityd.cpuset import CpuSet, several
 from affinityd.errors import ApplyError
 from affinityd.linux.cgroup import cpuset_of, mask_of
 from affinityd.linux.files import content
-from affinityd.request.environment import LAUNCHERS
+from affinityd.request.environment import LAUNCHERS, LOCAL_RANK
 
-PROC_BIND = "OMP_PROC_BIND"
-BINDING_VARIABLES = (PROC_BIND, "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-GNU = "libgomp"
-RUNTIMES = (GNU, "libiomp5", "libomp")
+BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+RUNTIMES = ("libgomp", "libiomp5", "libomp")
 #: Libraries that start a thread for each CPU that they find.
 POOLS = (*RUNTIMES, "libopenblas", "libscipy_openblas", "libmkl_", "libblis")
-TORCHRUN = "LOCAL_RANK"  #: the rank of launchers that bind no rank by themselves
 
 
-def binding_variable(environ: Mapping[str, str]) -> str | None:
-    """Return the variable, NAME=value, by which a runtime here binds threads; None: none does."""
-    if environ.get(PROC_BIND, "").lower() == "false" or not library(RUNTIMES):
-        return None
-    for name in BINDING_VARIABLES:
-        if environ.get(name):
-            return f"{name}={environ[name]}"
-    return None
-
-
-def library(names: tuple[str, ...]) -> str | None:
+def library(*names: str) -> str | None:
     """Return the path of a library of this process whose name begins so; None: it has none."""
     for line in (content("/proc/self/maps") or b"").decode(errors="replace").split("\n"):
         _, slash, path = line.partition("/")
@@ -50,19 +37,20 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
     If none did, that is the mask; else the CPUs of the parent that the cpuset allows. Raises
     ApplyError where a launcher may have bound the process: the parent has more CPUs then.
     """
-    variable = binding_variable(environ)
-    if variable is None:
+    variables = [f"{name}={environ[name]}" for name in BINDING_VARIABLES if environ.get(name)]
+    is_off = environ.get("OMP_PROC_BIND", "").lower() == "false"
+    if not variables or is_off or not library(*RUNTIMES):
         return mask
     cpuset = cpuset_of(os.getpid())
     before = mask_of(os.getppid()) or cpuset or mask
     before &= cpuset or before
     if mask >= before:
         return mask
-    launchers = [name for name in LAUNCHERS if name in environ and name != TORCHRUN]
-    if launchers:
+    # torchrun and its like bind no rank by themselves.
+    if any(name in environ and name != LOCAL_RANK for name in LAUNCHERS):
         raise ApplyError(
-            f"OpenMP ({variable}) has bound the main thread to {several('CPU', mask)}, and which "
-            "CPUs it had is not known: call bind() before the first parallel region and "
+            f"OpenMP ({variables[0]}) has bound the main thread to {several('CPU', mask)}, and "
+            "which CPUs it had is not known: call bind() before the first parallel region and "
             "before the library is loaded, or start the program by affinityd exec"
         )
     return before
@@ -71,17 +59,16 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
 def pool_size(threads: int, cpus: int) -> int:
     """Return how many threads a library has in its pool, or will have; 0: unknown, or none.
 
-    libgomp says it. Of others `threads`, those of this process, are a pool if there are as many as
-    CPUs when it was loaded, `cpus`.
+    libgomp says it. Else `threads`, those of this process, are a pool if there are as many as CPUs.
     """
-    size = threads if threads >= cpus and library(POOLS) else 0
-    path = library((GNU,))
+    size = threads if threads >= cpus and library(*POOLS) else 0
+    path = library("libgomp")
     if path is None:
         return size
-    import ctypes  # noqa: PLC0415 - few processes need it
-
     try:
+        import ctypes  # noqa: PLC0415 - a Python without libffi has none
+
         runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         return max(size, int(runtime.omp_get_max_threads()))
-    except (OSError, AttributeError):
+    except (ImportError, OSError, AttributeError):
         return size

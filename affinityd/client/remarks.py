@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.request import environment
+from affinityd.request.environment import Rank
 from affinityd.request.process_plan import ProcessPlan
 from affinityd.text import count
 
@@ -18,14 +19,9 @@ REMARKS = {
         "that is not"
     ),
     "slow_cores": "all cores of this rank are of a slower kind than others that it may use",
-    "widened": "the nearest others were added (AFFINITYD_CPUS=none leaves them out)",
     "share_unavailable": "too few cores for a block for each GPU: only this job's GPUs divide them",
     "ambiguous_index": "which GPU an index means is not certain here: name the GPU by its UUID",
 }
-SAME_PLACES = (
-    "ranks that share these CPUs put their threads on the same first ones; for CPUs of its own for "
-    "each rank: AFFINITYD_MODE=unique_contiguous"
-)
 
 
 def summary(
@@ -47,10 +43,7 @@ def summary(
 
 
 def remarks(
-    plan: ProcessPlan,
-    cpus: CpuSet,
-    process: ProcessContext,
-    chosen: Mapping[str, str],
+    plan: ProcessPlan, cpus: CpuSet, process: ProcessContext, chosen: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield what is not as the user may expect of a process that was pinned to these CPUs."""
     rank = process.rank
@@ -65,16 +58,21 @@ def remarks(
             "start affinityd exec for each"
         )
     yield from _few_cpus(plan, process)
+    if plan.near is not None:  # others were added
+        allowed = count(len(plan.allowed), "allowed CPU")
+        yield (
+            f"fewer CPUs are near the GPU than were asked for ({len(plan.near)} of {allowed}): the "
+            "nearest others were added (AFFINITYD_CPUS=none leaves them out)"
+        )
     if plan.replayed is not None:
         yield plan.replayed
     if plan.trouble is not None:
         yield f"{plan.trouble}; planned from {plan.source}"
     asked = format_list(plan.cpus)
     if plan.locality == "remote" and rank is not None and process.is_bound(plan.allowed):
-        unbinding = environment.UNBINDING.get(rank.variable, "another launch")
         yield (
             f"CPUs {asked} are not near the GPU: the launcher, or numactl or taskset in its "
-            f"script, bound this rank; {unbinding} leaves the choice to affinityd"
+            f"script, bound this rank; {unbinding(rank)} leaves the choice to affinityd"
         )
     elif plan.locality == "remote":
         yield f"CPUs {asked} are not near the GPU; allowed are {format_list(plan.allowed)}"
@@ -82,7 +80,7 @@ def remarks(
         yield f"CPUs {asked} were cut down to {format_list(cpus)}: the cpuset has no more"
     for code in plan.warning_codes:
         if code in REMARKS:
-            yield f"{_lack(plan)}: {REMARKS[code]}" if code == "widened" else REMARKS[code]
+            yield REMARKS[code]
 
 
 def _few_cpus(plan: ProcessPlan, process: ProcessContext) -> Iterator[str]:
@@ -90,55 +88,40 @@ def _few_cpus(plan: ProcessPlan, process: ProcessContext) -> Iterator[str]:
     environ, rank, given = process.environ or {}, process.rank, len(plan.allowed)
     if rank is None or rank.size is None or plan.threads > 1:
         return
-    masks = environ.get("SLURM_CPU_BIND_LIST", "").split(",")
+    has, sharing = count(given, "CPU"), rank.size
     if rank.variable == environment.SLURM_TASK:
+        masks = environ.get("SLURM_CPU_BIND_LIST", "").split(",")
         own = masks[rank.number % len(masks)]
         sharing = sum(masks[task % len(masks)] == own for task in range(rank.size)) if own else 1
-        asked = environment.number(environ.get("SLURM_CPUS_PER_TASK"))
+        asked = environment.number(environ.get("SLURM_CPUS_PER_TASK")) or 0
         of_job = environment.job_cpus(environ) or 0
-        if (asked or 0) > given:
-            yield f"srun gave this task {count(given, 'CPU')}, and {asked} were asked for: give -c"
+        if asked > given:
+            yield f"srun gave this task {has}, and {asked} were asked for: give -c"
         elif not asked and of_job // rank.size >= 2 * given:
-            yield f"srun gave this task {count(given, 'CPU')} of {of_job}: give -c"
+            yield f"srun gave this task {has} of {of_job}: give -c"
     elif process.is_bound(plan.allowed):
         sharing = 1
         of_launcher = len(process.launcher[0] or plan.allowed)
         if of_launcher // rank.size >= 2 * given:
-            switch = environment.UNBINDING.get(rank.variable, "another launch")
-            cpus = f"{count(given, 'CPU')} of {of_launcher}"
-            yield f"the launcher bound this rank to {cpus}: {switch} gives it more"
-    else:
-        sharing = rank.size
+            yield (
+                f"the launcher bound this rank to {has} of {of_launcher}: {unbinding(rank)} gives "
+                "it more"
+            )
     if sharing > 1 and given == 1:
         cpu = format_list(plan.allowed)
         yield f"{sharing} ranks of this node have CPU {cpu} alone, together: give each its own"
 
 
-def _lack(plan: ProcessPlan) -> str:
-    """Return that fewer CPUs are near than were asked for, with their numbers where known."""
-    if plan.near is None:
-        return "fewer CPUs are near the GPU than were asked for"
-    are = "is" if len(plan.near) == 1 else "are"
-    allowed = count(len(plan.allowed), "allowed CPU")
-    return f"{len(plan.near)} of {allowed} {are} near the GPU, fewer than were asked for"
+def unbinding(rank: Rank) -> str:
+    """Return how a rank's launcher is told not to bind it."""
+    return environment.UNBINDING.get(rank.variable, "another launch")
 
 
-def rebinding(
-    plan: ProcessPlan, process: ProcessContext, chosen: Mapping[str, str]
-) -> Iterator[str]:
+def rebinding() -> Iterator[str]:
     """Yield a line for each variable of this process that undoes the pin."""
     for variable, switch in environment.REBINDS.items():
-        value = os.environ.get(variable, "")
+        value = os.environ.get(variable, "").lower()
         name, _, off = switch.partition("=")
-        if value.lower() in environment.NO_BINDING or os.environ.get(name, "").lower() == off:
-            continue
-        line = f"{variable}={value} binds threads anew afterwards; to end that: {switch}"
-        rank = process.rank
-        is_lone = rank is None or rank.size == 1 or process.is_bound(plan.allowed)
-        if variable.startswith("OMP_") and not is_lone:
-            from affinityd.planner.modes import MODES  # noqa: PLC0415 - few have a binder to come
-
-            mode = MODES.get(chosen.get("mode", "node").replace("-", "_"))
-            if mode and mode.shares:  # other ranks may have the same CPUs
-                line += f"; {SAME_PLACES}"
-        yield line
+        if value not in environment.NO_BINDING and os.environ.get(name, "").lower() != off:
+            shown = f"{variable}={os.environ[variable]}"
+            yield f"{shown} binds threads anew afterwards; to end that: {switch}"

@@ -296,33 +296,6 @@ def test_an_unpinned_command_has_no_variables_of_another_s_pin(
 # Variables that undo the pin.
 
 
-ANEW = "OMP_PROC_BIND=close binds threads anew afterwards; to end that: OMP_PROC_BIND=false"
-SAME_PLACES = (
-    f"{ANEW}; ranks that share these CPUs put their threads on the same first "
-    "ones; for CPUs of its own for each rank: AFFINITYD_MODE=unique_contiguous"
-)
-
-
-@pytest.mark.parametrize(
-    ("env", "words", "line"),
-    [
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, [], SAME_PLACES),
-        (RANKS, ["--mode=socket"], SAME_PLACES),
-        (
-            {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
-            ["--mode=unique-contiguous"],
-            ANEW,
-        ),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "1"}, [], ANEW),
-    ],
-)
-def test_ranks_whose_threads_openmp_puts_on_the_same_cpus_are_told_of_a_mode(
-    here: Mapping[str, str], env: dict[str, str], words: list[str], line: str
-) -> None:
-    done = exec_(*words, "--", "true", env={**here, "OMP_PROC_BIND": "close", **env})
-    assert done.lines == [f"affinityd exec: {line}"]
-
-
 @pytest.mark.parametrize(
     ("variable", "switch"),
     [
