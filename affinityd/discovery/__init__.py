@@ -141,7 +141,7 @@ def _placed(
     listed = {gpu.pci_bus_id: gpu for gpu in (nvml and nvml.gpus) or ()}
     for gpu in gpus:
         by_nvml = listed.get(gpu.pci_bus_id)
-        near = (by_nvml.node_cpus or by_nvml.socket_cpus) if by_nvml else frozenset()
+        near = by_nvml.node_cpus if by_nvml else frozenset()
         node, source = locator.locate(device_at[gpu.pci_bus_id], near)
         yield replace(
             gpu,

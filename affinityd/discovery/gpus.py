@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from affinityd.discovery.pci import ACCELERATOR, DISPLAY, PciDevice, is_pci_address
 from affinityd.discovery.tree import Tree, number, numbered, read_fields
-from affinityd.topology.model import Gpu, MigInstance, NvLinks
+from affinityd.topology.model import Gpu, MigInstance
 
 if TYPE_CHECKING:
     from affinityd.discovery.nvml import NvmlGpu, NvmlReport
@@ -114,7 +114,6 @@ def _by_nvml(
         elif gpu.error:
             notices.append(f"{name} ({gpu.pci_bus_id}): {error}")
         driver = driver_gpus.get(device.address, DriverGpu())
-        links = gpu.nvlinks
         joined = device.as_gpu(
             NVIDIA,
             gpu.index,
@@ -122,7 +121,6 @@ def _by_nvml(
             minor=driver.minor if gpu.minor is None else gpu.minor,
             model=gpu.model or driver.model,
             mig=tuple(MigInstance(uuid) for uuid in gpu.mig),
-            nvlinks=None if links is None else tuple(NvLinks(*link) for link in links.items()),
         )
         gpus.append(joined)
     if unlisted := ", ".join(device.address for device in left):

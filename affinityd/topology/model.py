@@ -76,14 +76,6 @@ COHERENT = re.compile(r"\bG[BH]\d00\b")
 
 
 @dataclass(frozen=True)
-class NvLinks:
-    """The NVLinks of a GPU that are up to one other end."""
-
-    pci_bus_id: str  #: of a GPU or a switch
-    links: int  #: how many
-
-
-@dataclass(frozen=True)
 class Gpu:
     """An accelerator, numbered as its vendor numbers it."""
 
@@ -100,8 +92,6 @@ class Gpu:
     pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
     mig: tuple[MigInstance, ...] = ()
     is_divided: bool = False  #: into MIG instances, whose UUIDs are not known without NVML
-    #: None: unknown to the driver
-    nvlinks: tuple[NvLinks, ...] | None = None
 
     @property
     def key(self) -> GpuKey:

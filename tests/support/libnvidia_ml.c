@@ -13,7 +13,6 @@
  *   minor 0                         nvmlDeviceGetMinorNumber
  *   model NVIDIA A100-SXM4-40GB     nvmlDeviceGetName
  *   node 48-63,176-191              nvmlDeviceGetCpuAffinityWithinScope, scope node
- *   socket 0-63,128-191             the same, scope socket
  *   mig MIG-5c1b...                 the next MIG device; `mig` alone is an empty slot, and `mig off`
  *                                   a GPU that could be divided and is not
  *   load 37 1073741824 85899345920  nvmlDeviceGetUtilizationRates, and used and total of
@@ -22,8 +21,6 @@
  *                                   of the MIG device whose line is the last above; or in the list
  *                                   `graphics`, or `mps`. BYTES is `?` where NVML cannot tell them.
  *                                   A GPU that is divided lists its own and its MIG devices'
- *   nvlink 00000000:0B:00.0         nvmlDeviceGetNvLinkRemotePciInfo of the next NVLink, which is up;
- *                                   `nvlink` alone is one that is down
  *   fail FUNCTION ACTION            what an exported function does first on this GPU, or, above the
  *                                   first `gpu`, one that is about no GPU: return a code (15: GPU is
  *                                   lost), hang, slow (take a second), until FILE (is there), crash,
@@ -254,7 +251,7 @@ int nvmlDeviceGetCpuAffinityWithinScope(device_t device, unsigned words, unsigne
                                         unsigned scope)
 {
     SCRIPTED(device);
-    const char *text = fact(device, scope == 0 ? "node" : "socket");
+    const char *text = scope == 0 ? fact(device, "node") : NULL;
     if (!text)
         return NOT_SUPPORTED;
     memset(mask, 0, words * sizeof *mask);
@@ -353,11 +350,8 @@ static line_t *whole(device_t device)
     }
 
 RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "compute")
-RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, "compute")
 RUNNING_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics")
-RUNNING_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics")
 RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
-RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps")
 
 int nvmlDeviceGetMaxMigDeviceCount(device_t device, unsigned *count)
 {
@@ -374,24 +368,4 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned index, device_
         return line ? NOT_FOUND : INVALID_ARGUMENT;
     *mig = line;
     return SUCCESS;
-}
-
-int nvmlDeviceGetNvLinkState(device_t device, unsigned link, unsigned *is_active)
-{
-    SCRIPTED(device);
-    line_t *line = nth(device, "nvlink", link);
-    if (!line)
-        return fact(device, "nvlink") ? INVALID_ARGUMENT : NOT_SUPPORTED;
-    *is_active = line->value[0] != 0;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetNvLinkRemotePciInfo_v2(device_t device, unsigned link, pci_info_t *info)
-{
-    SCRIPTED(device);
-    line_t *line = nth(device, "nvlink", link);
-    if (!line || !line->value[0])
-        return INVALID_ARGUMENT;
-    memset(info, 0, sizeof *info);
-    return copy(info->busId, sizeof info->busId, line->value);
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,9 +21,6 @@ class NvmlGpu:
     mig: tuple[str, ...] = ()  #: nvmlDeviceGetUUID of each MIG device
     #: nvmlDeviceGetCpuAffinityWithinScope, scope node; empty: unknown, or not reliable
     node_cpus: CpuSet = frozenset()
-    socket_cpus: CpuSet = frozenset()  #: the same, scope socket
-    #: nvmlDeviceGetNvLinkState, RemotePciInfo: PCI bus id at the other end → links that are up
-    nvlinks: Mapping[str, int] | None = None
     error: str | None = None  #: NVML's first complaint about this GPU: "GPU is lost"
 
 

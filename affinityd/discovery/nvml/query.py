@@ -14,13 +14,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.discovery.nvml import (
@@ -252,44 +251,20 @@ def _facts(index: int, gpu: NvmlDevice, trusted: bool) -> NvmlGpu:
         minor=gpu.query(nvml.nvmlDeviceGetMinorNumber),
         model=gpu.query(nvml.nvmlDeviceGetName),
         mig=tuple(uuid for device in gpu.mig_devices() if (uuid := device.uuid())),
-        node_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_NODE) if trusted else frozenset(),
-        socket_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_SOCKET) if trusted else frozenset(),
-        nvlinks=gpu.query(_nvlinks, nvml),
+        node_cpus=_node_cpus(gpu) if trusted else frozenset(),
         error=next(iter(gpu.errors), None),
     )
 
 
-def _cpus(gpu: NvmlDevice, scope: int) -> CpuSet:
+def _node_cpus(gpu: NvmlDevice) -> CpuSet:
     """Return the CPUs near the GPU; empty where NVML does not know."""
+    scope = gpu.nvml.NVML_AFFINITY_SCOPE_NODE
     words = gpu.query(gpu.nvml.nvmlDeviceGetCpuAffinityWithinScope, AFFINITY_WORDS, scope)
     return parse_mask(bytes(words)[::-1].hex()) if words else frozenset()
 
 
-def _nvlinks(handle: object, nvml: ModuleType) -> dict[str, int]:
-    """Return the PCI bus id at the other end, a GPU or a switch → how many NVLinks are up."""
-    ends: Counter[str] = Counter()
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            is_up = nvml.nvmlDeviceGetNvLinkState(handle, link)
-        except nvml.NVMLError_NotSupported:
-            break  # the GPU has no NVLink: one question is enough
-        except nvml.NVMLError_InvalidArgument:
-            continue  # it has fewer than the newest GPUs
-        if is_up:
-            end = nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)
-            ends[as_sysfs(end.busId)] += 1
-    return dict(ends)
-
-
-#: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
-#: names without a version mean only the newest.
-LISTS = {
-    kind: (f"nvmlDeviceGet{name}RunningProcesses_v3", f"nvmlDeviceGet{name}RunningProcesses_v2")
-    for kind, name in {"compute": "Compute", "graphics": "Graphics", "mps": "MPSCompute"}.items()
-}
-
 NO_LIST = (
-    "NVML lists no processes here: the driver is older than R470, or the GPU cannot report them"
+    "NVML lists no processes here: the driver is older than R510, or the GPU cannot report them"
 )
 
 
@@ -330,18 +305,14 @@ def _load(gpu: NvmlDevice) -> NvmlLoad:
 
 def _listed(device: NvmlDevice, mig: str | None) -> Iterator[NvmlProcess]:
     """Yield a device's processes; without a list of the computing ones, note an error."""
-    lists = {kind: device.query(_first, device.nvml, names) for kind, names in LISTS.items()}
+    nvml = device.nvml
+    lists = {
+        "compute": device.query(nvml.nvmlDeviceGetComputeRunningProcesses_v3),
+        "graphics": device.query(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
+        "mps": device.query(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+    }
     if lists["compute"] is None:
         device.errors[NO_LIST] = 0
     for kind, processes in lists.items():
         for process in processes or ():
             yield NvmlProcess(process.pid, kind, process.usedGpuMemory, mig)
-
-
-def _first(handle: object, nvml: ModuleType, names: Sequence[str]) -> list[Any]:
-    """Return the answer of the first function that the driver has."""
-    *newer, oldest = names
-    for name in newer:
-        with suppress(nvml.NVMLError_FunctionNotFound):
-            return list(getattr(nvml, name)(handle))
-    return list(getattr(nvml, oldest)(handle))

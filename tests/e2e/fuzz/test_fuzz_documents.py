@@ -54,8 +54,8 @@ TWO_VENDORS = machine("two-vendors")
 
 NVML = NvmlReport(
     gpus=(
-        NvmlGpu(0, "GPU-0", "0000:07:00.0", 3, "A100", ("MIG-0",), frozenset({1}), frozenset({2})),
-        NvmlGpu(1, error="GPU is lost", nvlinks={"0000:07:00.0": 4}),
+        NvmlGpu(0, "GPU-0", "0000:07:00.0", 3, "A100", ("MIG-0",), frozenset({1})),
+        NvmlGpu(1, error="GPU is lost"),
     ),
     driver_version="550.54.15",
 )

@@ -31,9 +31,8 @@ from tests.support.shared_objects import environment
 Facts = Callable[[str], Path]  #: text → the file that NVML holds open
 
 GPU = "uuid GPU-0\n pci 00000000:07:00.0\n minor 3"
-KNOWN = NvmlGpu(0, "GPU-0", "0000:07:00.0", 3, nvlinks={})
-NOTHING = NvmlGpu(0, nvlinks={})
-TO_SWITCHES = "nvlink 00000000:C8:00.0\n nvlink 00000000:C8:00.0\n nvlink 00010000:0F:00.0\n nvlink"
+KNOWN = NvmlGpu(0, "GPU-0", "0000:07:00.0", 3)
+NOTHING = NvmlGpu(0)
 LOST = "GPU is lost"
 NOT_UTF_8 = "'utf-8' codec can't decode byte 0xff in position 4: invalid start byte"
 
@@ -72,9 +71,8 @@ def trusted(cpulist: str) -> CpuSet:
 
 
 def test_everything_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(facts: Facts) -> None:
-    full = f"{GPU}\n model NVIDIA A100\n node 48-63,176-191\n socket 0-63,128-191"
-    node, socket = trusted("48-63,176-191"), trusted("0-63,128-191")
-    named = replace(KNOWN, model="NVIDIA A100", node_cpus=node, socket_cpus=socket)
+    full = f"{GPU}\n model NVIDIA A100\n node 48-63,176-191"
+    named = replace(KNOWN, model="NVIDIA A100", node_cpus=trusted("48-63,176-191"))
     rows = (
         (full, named),
         ("pci 00010000:0F:00.0", replace(NOTHING, pci_bus_id="10000:0f:00.0")),
@@ -87,17 +85,10 @@ def test_everything_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(fa
         # MIG devices are those that exist; where there are none no slot is asked for.
         ("mig off\n fail nvmlDeviceGetMaxMigDeviceCount 999", NOTHING),
         ("mig MIG-0\n mig\n mig MIG-2", replace(NOTHING, mig=("MIG-0", "MIG-2"))),
-        # The links that are up are counted by where they lead; a virtual machine, or an old
-        # driver, does not tell.
-        ("nvlink\n nvlink", NOTHING),
-        (TO_SWITCHES, replace(NOTHING, nvlinks={"0000:c8:00.0": 2, "10000:0f:00.0": 1})),
-        (f"{TO_SWITCHES}\n fail nvmlDeviceGetNvLinkState 13", NvmlGpu(0)),
-        (f"{TO_SWITCHES}\n fail nvmlDeviceGetNvLinkRemotePciInfo_v2 3", NvmlGpu(0)),
         # Broken ones: lost, not to be opened, lost meanwhile, in need of a reset, out of its mind.
         (f"{GPU}\n fail nvmlDeviceGetHandleByIndex_v2 15", NvmlGpu(0, error=LOST)),
         ("fail nvmlDeviceGetHandleByIndex_v2 4", NvmlGpu(0, error="Insufficient Permissions")),
         (f"{GPU}\n fail nvmlDeviceGetUUID 15", replace(KNOWN, uuid=None, error=LOST)),
-        (f"{GPU}\n fail nvmlDeviceGetNvLinkState 15", replace(KNOWN, nvlinks=None, error=LOST)),
         (f"{GPU}\n fail nvmlDeviceGetMigMode 16", replace(KNOWN, error="GPU requires restart")),
         ("uuid GPU-\udcff\n pci nowhere", replace(NOTHING, error=NOT_UTF_8)),
     )
@@ -147,7 +138,7 @@ def test_the_mask_of_the_asker_changes_no_answer(facts: Facts) -> None:
 
 def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
     """An online CPU that no kernel has stands for one that the asker's cpuset leaves out."""
-    facts("gpu\n uuid GPU-0\n node 48-63\n socket 0-63")
+    facts("gpu\n uuid GPU-0\n node 48-63")
     code = (
         "from affinityd.discovery.nvml import query as nvml; "
         f"nvml._online = lambda: frozenset({{0, {MAX_CPUS - 1}}}); nvml.main()"
@@ -245,9 +236,7 @@ def test_the_processes_of_every_gpu_that_answers_are_named(facts: Facts) -> None
         # Of a divided GPU each MIG device names its own; one without a part is used by nobody.
         (MIG, replace(NO_PROCESS, processes=OF_MIG)),
         (f"mig\n {COMPUTE}_v3 4", NO_PROCESS),
-        # A driver without the newest lists is asked for those before, and one without any is old.
-        (f"{ALL}\n {COMPUTE}_v3 13\n {GRAPHICS}_v3 13\n {MPS}_v3 13", ANONYMOUS),
-        (f"{COMPUTE}_v3 13\n {COMPUTE}_v2 13", failed(NO_LIST)),
+        (f"{COMPUTE}_v3 13", failed(NO_LIST)),  # the driver is old
         # A GPU that cannot draw, be shared or be divided is no worse; a virtual one has no lists.
         (f"{ONE}\n {GRAPHICS}_v3 3\n {MPS}_v3 3\n fail nvmlDeviceGetMigMode 13", ALONE),
         (f"{COMPUTE}_v3 3", failed(NO_LIST)),

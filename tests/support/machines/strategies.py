@@ -12,7 +12,7 @@ from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import AffinityError, UnsatisfiableError
 from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
-from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, NvLinks, Topology
+from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
 from tests.support.asking import is_one_short_line, try_to_ask
 
 Place = tuple[int | None, int | None]  #: NUMA node, package
@@ -100,7 +100,6 @@ def _node(draw: st.DrawFn, number: int, numbers: list[int]) -> NumaNode:
 @st.composite
 def _gpu(draw: st.DrawFn, index: int, numbers: list[int]) -> Gpu:
     instances = draw(st.integers(0, 8)) // 7  # seldom, and then one or two
-    ends = st.sets(st.sampled_from(["0000:00:00.0", "0000:c8:00.0"]))  # a GPU and an NVSwitch
     return Gpu(
         index=index,
         vendor="nvidia",
@@ -109,7 +108,6 @@ def _gpu(draw: st.DrawFn, index: int, numbers: list[int]) -> Gpu:
         uuid=f"GPU-{index:08d}",
         minor=index,
         mig=tuple(MigInstance(f"MIG-{index}-{place}") for place in range(instances)),
-        nvlinks=draw(st.none() | ends.map(lambda it: tuple(NvLinks(end, 4) for end in it))),
     )
 
 

@@ -12,7 +12,7 @@ from affinityd.cpuset import format_list
 from affinityd.discovery import open_tree
 from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.discovery.tree import Tree
-from affinityd.topology.model import SLINGSHOT, Core, Gpu, Nic, NvLinks, RdmaPort, Topology
+from affinityd.topology.model import SLINGSHOT, Core, Gpu, Nic, RdmaPort, Topology
 
 #: GPU vendor → PCI vendor and class; all others write their own digits and a plain accelerator.
 GPU_CLASSES = {
@@ -50,10 +50,6 @@ def _width(topology: Topology) -> int:
     return max(topology.possible | topology.online) + 1
 
 
-def _counts(nvlinks: tuple[NvLinks, ...] | None) -> Mapping[str, int] | None:
-    return None if nvlinks is None else {it.pci_bus_id: it.links for it in nvlinks}
-
-
 def nvml_report(topology: Topology) -> NvmlReport:
     """Return what NVML would say of the machine's NVIDIA GPUs, MIG instances included."""
     return NvmlReport(
@@ -66,7 +62,6 @@ def nvml_report(topology: Topology) -> NvmlReport:
                 model=gpu.model,
                 mig=tuple(instance.uuid for instance in gpu.mig),
                 node_cpus=topology.cpus_of_node(gpu.numa_node),
-                nvlinks=_counts(gpu.nvlinks),
             )
             for gpu in topology.gpus
             if gpu.vendor == "nvidia"

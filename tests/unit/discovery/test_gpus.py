@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cpuset import parse_list
 from affinityd.discovery import discover
 from affinityd.discovery.nvml import (
     NvmlGpu,
@@ -13,7 +12,7 @@ from affinityd.discovery.nvml import (
     ProcessReport,
     read_report,
 )
-from affinityd.topology.model import Gpu, MigInstance, NvLinks, Topology
+from affinityd.topology.model import Gpu, MigInstance, Topology
 from tests.support.machines.sysfs_tree import pci_devices, tree_of
 
 PCI = "sys/bus/pci/devices"
@@ -92,14 +91,13 @@ def test_nvml_s_list_and_answers_come_before_the_driver_s(tmp_path: Path) -> Non
         **information(B, Model="old", GPU_UUID="GPU-old", Device_Minor=9),
         **information(C, Model="NVIDIA H100", GPU_UUID="GPU-3c", Device_Minor=2),
     }
-    first = NvmlGpu(0, "GPU-2b", B, 0, "NVIDIA A100", mig=("MIG-1", "MIG-2"), nvlinks={C: 4})
+    first = NvmlGpu(0, "GPU-2b", B, 0, "NVIDIA A100", mig=("MIG-1", "MIG-2"))
     second = NvmlGpu(1, None, C, None, None, error="Unknown Error")
     topology = read(tmp_path, files, NvmlReport(gpus=(first, second)))
     assert topology.gpus == (
         Gpu(
             *(0, "nvidia", B, None, None, "GPU-2b", 0, None, "NVIDIA A100", "10de:20b0"),
             mig=(MigInstance("MIG-1"), MigInstance("MIG-2")),
-            nvlinks=(NvLinks(C, 4),),
         ),
         Gpu(1, "nvidia", C, None, uuid="GPU-3c", minor=2, model="NVIDIA H100"),
     )
@@ -232,14 +230,6 @@ def test_partitions_of_an_mi300x_are_where_it_is(
     ]
     assert [gpu.render_minor for gpu in topology.gpus] == [*range(128, 128 + 2 * partitions)]
     assert topology.notices == ()
-
-
-A100 = NvmlGpu(
-    *(0, "GPU-0", "0000:07:00.0", 3, "NVIDIA A100-SXM4-40GB", ("MIG-0", "MIG-1")),
-    node_cpus=parse_list("48-63,176-191"),
-    socket_cpus=parse_list("0-63,128-191"),
-    nvlinks={"0000:c8:00.0": 12},
-)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import stat
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,12 @@ from affinityd.topology.document import (
     to_document,
     write_node,
 )
-from affinityd.topology.model import Node, NvLinks, Topology
+from affinityd.topology.model import Node, Topology
 from tests.support.documents import in_json
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines
 
 FLAT = machine("flat")
-LINKED = replace(
-    FLAT, gpus=(replace(FLAT.gpus[0], nvlinks=(NvLinks("0000:c8:00.0", 4),)), *FLAT.gpus[1:])
-)
 
 
 def to_json(topology: Topology) -> dict[str, Any]:
@@ -65,22 +61,15 @@ def test_a_nic_has_its_nearness_to_each_gpu() -> None:
     assert nic["nearness"].items() >= near.items()
 
 
-def test_nvlinks_are_listed_by_their_other_end() -> None:
-    first, second, *_ = to_json(LINKED)["gpus"]
-    assert first["nvlinks"] == [{"pci_bus_id": "0000:c8:00.0", "links": 4}]
-    assert second["nvlinks"] is None
-
-
-def test_a_document_of_an_earlier_release_is_read() -> None:
-    data = to_json(LINKED)
-    for gpu in data["gpus"]:
-        del gpu["nvlinks"]
+def test_a_document_of_another_release_is_read() -> None:
+    data = to_json(FLAT)
     for nic in data["nics"]:
         del nic["numa_source"]
-    assert {gpu.nvlinks for gpu in from_json(data).gpus} == {None}
+    for gpu in data["gpus"]:
+        gpu["nvlinks"] = None
+    assert from_json(data) == FLAT
 
 
-LINKS = [{**to_json(LINKED)["gpus"][0], "nvlinks": [{"links": 4}]}]
 CORES = to_json(machine("laptop"))["cores"]
 
 
@@ -91,7 +80,6 @@ CORES = to_json(machine("laptop"))["cores"]
         ({"cores": [{}]}, ".cores[0] has no 'cpulist'"),
         ({"cores": [{**CORES[0], "cpulist": ""}]}, ".cores[0].cpulist is empty; a core has at l"),
         ({"nodes": []}, ".nodes has no number 0, which CPU 0 is on"),
-        ({"gpus": LINKS}, ".gpus[0].nvlinks[0] has no 'pci_bus_id'"),
         ({"possible": "0-70000"}, ".possible: CPU number in '0-70000' is too large; the largest"),
     ],
 )
