@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import zip_longest
 
 from affinityd.text import one_line
 
@@ -48,19 +47,11 @@ def aligned(
 
     Each row has a cell for every column.
     """
-    right = [place for place, column in enumerate(columns) if column in numbers]
-    return map(str.rstrip, justified([columns, *rows], right))
-
-
-def justified(rows: Sequence[Sequence[str]], right: Collection[int]) -> Iterator[str]:
-    """Yield rows with aligned cells; the columns in `right` are right-aligned.
-
-    A row may have fewer cells; a column of empty ones is left out.
-    """
-    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
-    for row in rows:
-        yield COLUMN_GAP.join(
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=False))
-            if width
-        )
+    cells = [columns, *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        line = [
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, cell, width in zip(columns, row, widths, strict=True)
+        ]
+        yield COLUMN_GAP.join(line).rstrip()

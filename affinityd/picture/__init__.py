@@ -1,4 +1,4 @@
-"""A machine as an SVG picture, with the marks of a plan, and in sentences."""
+"""A machine as an SVG picture, with the marks of a plan."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from html import escape
 from importlib.resources import files
 from itertools import chain
 
-from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.picture.boxes import Box, machine, shortened
 from affinityd.request.resolve import Reply
-from affinityd.text import count, node_name, printable
+from affinityd.text import count, printable
 from affinityd.topology.model import Topology
-from affinityd.topology.words import devices_at, gpu_word, memory, totals
+from affinityd.topology.words import totals, tree
 
 COLORS = 8  #: in picture.css: .r0 to .r7
 CORE_LETTERS = 6  #: below a core
@@ -60,32 +60,6 @@ def marks_of(reply: Reply, reserved: CpuSet) -> Marks:
     return Marks(reserved, reply.allowed, ranks, tuple(legend))
 
 
-def summary(topology: Topology) -> str:
-    """Return the machine's name, and its numbers of CPUs, GPUs and so on."""
-    return f"{topology.name}: {', '.join(totals(topology))}"
-
-
-def sentences(topology: Topology) -> Iterator[str]:
-    """Yield a sentence for each NUMA node, and for what has none."""
-    for node in topology.nodes:
-        cores = topology.node_cores[node.number]
-        numbers = format_list(topology.cpus_of_node(node.number))
-        cpus = f"{count(len(cores), 'core')}, CPUs {numbers}" if cores else "no CPUs"
-        parts = (memory(node), cpus, *_devices(topology, node.number))
-        name = node_name(node.number)
-        yield f"{name[0].upper()}{name[1:]}: {'; '.join(filter(None, parts))}."
-    if None not in topology.node_of and (devices := list(_devices(topology, None))):
-        yield f"Node unknown: {'; '.join(devices)}."
-    if offline := topology.possible - topology.online:
-        yield f"Not online: {several('CPU', offline)}."
-
-
-def _devices(topology: Topology, number: int | None) -> Iterator[str]:
-    gpus, nics = devices_at(topology, number)
-    yield from (f"{gpu_word(topology, gpu)} {gpu.index}" for gpu in gpus)
-    yield from (f"NIC {nic.names[0] if nic.names else nic.pci_bus_id}" for nic in nics)
-
-
 MARGIN = 6
 LINE = 15
 #: A box's lines of text: attributes, and the place from its left and top, in pixels.
@@ -109,33 +83,22 @@ def draw(topology: Topology, marks: Marks | None = None) -> str:
     classes = " ".join(marks.of_cpu(cpu) for cpu in topology.online).split()
     legend += [(f"cpu {word}", line) for word, line in MEANINGS.items() if word in classes]
     style = f'<style>{stylesheet()}</style>\n<rect class="paper" width="100%" height="100%"/>'
-    return _picture(topology, machine(topology), marks, legend=legend, style=style)
+    return draw_within(topology, marks, legend, style)
 
 
-def draw_within(topology: Topology, marks: Marks) -> str:
-    """Return a machine as a wide and a narrow SVG element; the page shows the one that fits."""
-    return "".join(
-        _picture(topology, machine(topology, is_narrow=kind == "narrow"), marks, kind=f" {kind}")
-        for kind in ("wide", "narrow")
-    )
-
-
-def _picture(
-    topology: Topology,
-    root: Box,
-    marks: Marks,
-    *,
-    kind: str = "",
-    legend: Sequence[tuple[str, str]] = (),
-    style: str = "",
+def draw_within(
+    topology: Topology, marks: Marks, legend: Sequence[tuple[str, str]] = (), style: str = ""
 ) -> str:
+    """Return a machine as an SVG element, by default for the page, which has the style."""
+    root = machine(topology)
     width = root.width + 2 * MARGIN
     height = root.height + 2 * MARGIN + LINE * len(legend)
+    label = f"{topology.name}: {', '.join(totals(topology))}"
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="picture{kind}" role="img"',
-        f'aria-label="{_text(summary(topology))}" width="{width:g}" height="{height:g}"',
+        '<svg xmlns="http://www.w3.org/2000/svg" class="picture" role="img"',
+        f'aria-label="{_text(label)}" width="{width:g}" height="{height:g}"',
         f'viewBox="0 0 {width:g} {height:g}">',
-        f"<desc>{_text(' '.join(sentences(topology)))}</desc>",
+        f"<desc>{_text('; '.join(map(str.strip, tree(topology))))}</desc>",
     ]
     lines += [style] if style else []
     lines.extend(_drawn(root, MARGIN, MARGIN, marks))

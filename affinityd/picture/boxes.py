@@ -69,7 +69,6 @@ def alike(boxes: Iterable[Box]) -> Iterator[Box]:
 
 
 WIDTH = 960  #: pixels of a picture, about
-NARROW = 472  #: of one with a package in a row
 CPU_WIDTH = 24
 CPU_HEIGHT = 15
 RANK_HEIGHT = 11
@@ -81,25 +80,24 @@ MOST_OFFLINE = 256
 
 
 @lru_cache(maxsize=8)
-def machine(topology: Topology, *, is_narrow: bool = False) -> Box:
-    """Return the picture of a machine; a narrow one is for a phone, or half a window."""
-    width = NARROW if is_narrow else WIDTH
-    is_stacked = is_narrow or len(list(words.places(topology))) == 1
-    of_place = width if is_stacked else width / 2 - 8
+def machine(topology: Topology) -> Box:
+    """Return the picture of a machine."""
+    places = words.places(topology)
+    of_place = WIDTH if len(places) == 1 else WIDTH / 2 - 8
     boxes = []
-    for packages, numbers in words.places(topology):
-        if len(numbers) == 1:
-            boxes.append(_node(topology, numbers[0], of_place, packages))
+    for packages, numbers in places:
+        if len(numbers) == 1 or not packages:
+            boxes += [_node(topology, number, of_place, packages) for number in numbers]
         else:
             inside = of_place - 8
             nodes = flow(alike(_node(topology, number, inside) for number in numbers), inside, 8)
             boxes.append(framed("package", nodes, lines=[several("package", packages)]))
-    rows = [flow(alike(boxes), width, 8), flow(_nodes_without_cpus(topology, width), width, 8)]
-    unplaced = _devices(topology, None, width - 8)
+    rows = [flow(alike(boxes), WIDTH, 8), flow(_nodes_without_cpus(topology), WIDTH, 8)]
+    unplaced = _devices(topology, None, WIDTH - 8)
     if unplaced.inside:
         rows.append(framed("node", unplaced, lines=["NUMA node unknown"]))
     if offline := topology.possible - topology.online:
-        rows.append(_offline(offline, width))
+        rows.append(_offline(offline))
     return stacked(rows, 8)
 
 
@@ -135,12 +133,12 @@ def _cpu(number: int) -> Box:
     return Box("cpu", CPU_WIDTH, CPU_HEIGHT, (str(number),), name=str(number))
 
 
-def _nodes_without_cpus(topology: Topology, width: float) -> Iterator[Box]:
+def _nodes_without_cpus(topology: Topology) -> Iterator[Box]:
     """Yield the nodes without CPUs; those that differ only in their number share a box."""
     for nodes in words.nodes_without_cpus(topology):
         named = several("NUMA node", (node.number for node in nodes if node.number is not None))
         text = "  ·  ".join(filter(None, [named, words.memory(nodes[0]), "no CPUs"]))
-        devices = _devices(topology, nodes[0].number, min(width, WIDTH / 2))
+        devices = _devices(topology, nodes[0].number, WIDTH / 2)
         yield framed("node", devices, lines=[text])
 
 
@@ -174,9 +172,9 @@ def shortened(text: str, letters: int) -> str:
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
-def _offline(cpus: CpuSet, width: float) -> Box:
+def _offline(cpus: CpuSet) -> Box:
     shown = sorted(cpus) if len(cpus) <= MOST_OFFLINE else []
-    inside = flow(map(_cpu, shown), width - 8, 1)
+    inside = flow(map(_cpu, shown), WIDTH - 8, 1)
     listed = f"not online: {several('CPU', cpus)}"
-    line = listed if len(listed) <= width / LETTER else f"not online: {count(len(cpus), 'CPU')}"
+    line = listed if len(listed) <= WIDTH / LETTER else f"not online: {count(len(cpus), 'CPU')}"
     return framed("offline", inside, lines=[line], title=listed)

@@ -1,14 +1,15 @@
-"""A machine for people: names, amounts, and packages with their NUMA nodes."""
+"""A machine for people: names, amounts, packages with their NUMA nodes, and a tree of lines."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
 from affinityd.text import count
-from affinityd.topology.model import Gpu, Nic, NumaNode, Topology
+from affinityd.topology.model import PHB, PIX, PXB, Core, Gpu, Nic, NumaNode, Topology, cpus_of
+from affinityd.topology.nearness import name_gpus
 
 
 def totals(topology: Topology) -> Iterator[str]:
@@ -88,24 +89,79 @@ def nic_kind(nic: Nic) -> Iterator[str]:
         yield f"in {nic.bond}"
 
 
-class Place(NamedTuple):
-    """Packages, and the NUMA nodes that have CPUs there: of one of the two there is only one."""
+def places(topology: Topology) -> list[tuple[tuple[int, ...], list[int | None]]]:
+    """Return the nodes with CPUs by the packages that they are on, most often one; (): unknown."""
 
-    packages: tuple[int, ...]  #: (): not known
-    nodes: tuple[int | None, ...]  #: None: the CPUs that no node lists
+    def packages_of(number: int | None) -> tuple[int, ...]:
+        packages = {core.package for core in topology.node_cores[number]}
+        return tuple(sorted(package for package in packages if package is not None))
+
+    return sorted(grouped(topology.nodes_with_cpus, packages_of).items())
 
 
-def places(topology: Topology) -> Iterator[Place]:
-    """Yield packages by number, then the nodes that are on several, or on unknown ones."""
-    owners = {}
-    for number in topology.nodes_with_cpus:
-        owners[number] = {core.package for core in topology.node_cores[number]}
-    # A core of no package belongs beneath none.
-    torn = {None}.union(*(packages for packages in owners.values() if len(packages) > 1))
-    known = sorted({core.package for core in topology.cores if core.package is not None})
-    for package in known:
-        if package not in torn:
-            yield Place((package,), tuple(node for node in owners if package in owners[node]))
-    for node, packages in owners.items():
-        if packages & torn:
-            yield Place(tuple(package for package in known if package in packages), (node,))
+def tree(topology: Topology) -> Iterator[str]:
+    """Yield the machine as lines, each of them indented below the line of what has it."""
+    yield f"{topology.name}: {', '.join(totals(topology))}"
+    for packages, numbers in places(topology):
+        if len(numbers) == 1 or not packages:
+            for number in numbers:
+                yield from _node(topology, number, "  ", packages)
+            continue
+        cores = chain.from_iterable(topology.node_cores[number] for number in numbers)
+        yield f"  {several('package', packages)}: {_amount([*cores])}"
+        for number in numbers:
+            yield from _node(topology, number, "    ")
+    for nodes in nodes_without_cpus(topology):
+        each = " each" if len(nodes) > 1 and nodes[0].memory_bytes else ""
+        size = memory(nodes[0])
+        name = several("NUMA node", (node.number for node in nodes if node.number is not None))
+        yield f"  {name}: {f'{size}{each}, ' if size else ''}no CPUs"
+        yield from _devices(topology, nodes[0].number, "    ")
+    unplaced = [*_devices(topology, None, "    ")]
+    if unplaced:
+        yield from ("  NUMA node unknown:", *unplaced)
+    if offline := topology.possible - topology.online:
+        yield f"  not online: {several('CPU', offline)}"
+
+
+def _amount(cores: Sequence[Core]) -> str:
+    return f"{count(len(cores), 'core')}, {several('CPU', cpus_of(cores))}"
+
+
+def _node(
+    topology: Topology, number: int | None, indent: str, packages: Sequence[int] = ()
+) -> Iterator[str]:
+    """Yield a node with CPUs, its LLC groups by their sizes, and its devices."""
+    cores = topology.node_cores[number]
+    size = memory(topology.node_of[number])
+    yield f"{indent}{node_label(number, packages)}: {f'{size}, ' if size else ''}{_amount(cores)}"
+    groups = [*grouped(cores, lambda core: core.llc).values()]
+    if len(groups) == len(cores) > 1:
+        yield f"{indent}  LLC    one for each core"
+    elif len(groups) > 1:
+        for cores_each, alike in grouped(groups, len).items():
+            lists = [format_list(cpus_of(group)) for group in alike]
+            yield f"{indent}  LLC    {len(lists)} x {count(cores_each, 'core')}  {'  '.join(lists)}"
+    if number is not None:
+        yield from _devices(topology, number, f"{indent}  ")
+
+
+def _devices(topology: Topology, number: int | None, indent: str) -> Iterator[str]:
+    gpus, nics = devices_at(topology, number)
+    for gpu in gpus:
+        mig = f"  {len(gpu.mig)} x MIG" if gpu.mig else ""
+        name = f"{gpu_word(topology, gpu)} {gpu.index}"
+        yield f"{indent}{name}  {gpu.pci_bus_id}  {gpu_model(topology, gpu)}{mig}".rstrip()
+    for nic in nics:
+        kind = ", ".join(nic_kind(nic))
+        names = f"{', '.join(nic.names)} ({kind})" if nic.names else kind
+        yield "  ".join([f"{indent}NIC    {nic.pci_bus_id}", names, *_near_gpus(topology, nic)])
+
+
+def _near_gpus(topology: Topology, nic: Nic) -> Iterator[str]:
+    """Yield the GPUs beneath one switch with a NIC, or beneath one host bridge."""
+    for nearness in (PIX, PXB, PHB):
+        near = [gpu for gpu in topology.gpus if topology.nearness(gpu, nic) == nearness]
+        if near:
+            names = name_gpus(near, with_vendor=topology.has_several_vendors)
+            yield f"{nearness} to {names}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from affinityd.cli.commands.topology import add_svg, write_svg
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import (
     PLAN_OPTIONS,
@@ -16,7 +17,6 @@ from affinityd.cli.parser import (
     load_settings,
     plan_options,
 )
-from affinityd.cli.render.topology import add_svg, write_svg
 from affinityd.client import local_plan
 from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, parse_list, several

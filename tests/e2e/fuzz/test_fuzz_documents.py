@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd import config
-from affinityd.cli.render.topology import draw
+from affinityd.cli.commands.topology import describe
 from affinityd.config import NODE_FILE, settings
 from affinityd.config.settings import Settings
 from affinityd.daemon.nri import NriPlugin
@@ -83,7 +83,7 @@ def use(topology: Topology) -> None:
     """Do with a topology what commands and daemons do: all of it ends in an answer or one line."""
     text = dumps(to_document(topology))
     assert from_document(loads(TopologyDocument, text, "topology")) == topology
-    for line in draw(topology, color=False):
+    for line in describe(topology):
         assert line.isprintable(), line
     for gpus in ("all", "0", topology.gpus[0].pci_bus_id if topology.gpus else "GPU-0"):
         for mode in ("node", "socket", "unique_contiguous", "even"):

@@ -79,14 +79,13 @@ class Tab:
 
     @property
     def picture(self) -> Locator:
-        """The picture of the first view that is shown: there are a wide one and a narrow one."""
-        return self.page.locator("svg.wide:visible, svg.narrow:visible").first
+        """The picture of the first view that is shown."""
+        return self.page.locator("svg[role=img]:visible").first
 
     def drawn(self, view: int = 0) -> dict[int, set[str]]:
-        """Return each CPU's classes in a view's pictures, which are the same in both of them."""
-        wide, narrow = map(dict, self.views[view].locator("svg[role=img]").evaluate_all(CLASSES))
-        assert wide == narrow
-        return {int(name): {*classes.split()} - {"cpu"} for name, classes in wide.items()}
+        """Return each CPU's classes in a view's picture."""
+        (classes,) = map(dict, self.views[view].locator("svg[role=img]").evaluate_all(CLASSES))
+        return {int(name): {*words.split()} - {"cpu"} for name, words in classes.items()}
 
     def colors(self, view: int = 0) -> dict[int, str]:
         every = {color(rank) for rank in range(COLORS)}

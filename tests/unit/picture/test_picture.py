@@ -90,8 +90,7 @@ def overlaps(box: Box) -> Iterator[str]:
 
 @given(machines())
 def test_every_cpu_is_drawn_once_and_no_boxes_overlap(topology: Topology) -> None:
-    for is_narrow in (False, True):
-        assert list(overlaps(boxes_of(topology, is_narrow=is_narrow))) == []
+    assert list(overlaps(boxes_of(topology))) == []
     assert Counter(cpus(parsed(topology))) == Counter(topology.possible | topology.online)
 
 

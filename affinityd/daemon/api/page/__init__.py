@@ -16,12 +16,12 @@ from starlette.routing import Route
 from affinityd import __version__
 from affinityd.config.settings import Settings
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
-from affinityd.picture import Marks, draw_within, sentences, stylesheet
+from affinityd.picture import Marks, draw_within, stylesheet
 from affinityd.request.parameters import PARAMETERS
 from affinityd.text import printable
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.rdma import nics_of_gpus
-from affinityd.topology.words import gpu_word, totals
+from affinityd.topology.words import gpu_word, totals, tree
 
 FILES = ("page.js", "picture.js", "audit.js", "processes.js", "elements.js", "page.css")
 #: The page loads nothing from elsewhere, runs and styles nothing that is inside a document, sends
@@ -94,7 +94,7 @@ def page(node: Node, settings: Settings) -> str:
         options="\n".join(_select(name, "") for name in OPTIONS),
         other_options="\n".join(_select(name, OTHER) for name in OPTIONS),
         pictures=draw_within(topology, Marks(node.reserved)),
-        sentences="\n".join(f"<li>{_text(sentence)}</li>" for sentence in sentences(topology)),
+        words="\n".join(_text(line) for line in tree(topology)),
         notices="\n".join(f"<li>{_text(notice)}</li>" for notice in topology.notices),
     )
 

@@ -27,16 +27,9 @@ export function formatList(numbers) {
 // The eight ranks after the first ones are shifted, so that a GPU's second rank has another color.
 export const color = (rank) => `r${(rank + Math.floor(rank / COLORS)) % COLORS}`;
 
-// The elements of a kind, by name: one in each picture of a section.
-function named(section, kind) {
-  const elements = new Map();
-  for (const it of section.querySelectorAll(`.${kind}[data-name]`)) {
-    if (!elements.get(it.dataset.name)?.push(it)) elements.set(it.dataset.name, [it]);
-  }
-  return elements;
-}
-
-const each = (elements) => [...elements].flatMap(([name, those]) => those.map((it) => [name, it]));
+// The elements of a kind, by name.
+const named = (section, kind) =>
+  new Map([...section.querySelectorAll(`.${kind}[data-name]`)].map((it) => [it.dataset.name, it]));
 
 // Gives a CPU that several ranks have a stripe of each, and a title that names them all.
 function stripe(element, ranks) {
@@ -54,7 +47,7 @@ function stripe(element, ranks) {
   drawn(element, "title", {}).textContent = `CPU ${element.dataset.name}: ranks ${formatList(ranks)}`;
 }
 
-// A machine's picture, wide and narrow: its elements, by name, and the ranks of each CPU.
+// A machine's picture: its elements, by name, and the ranks of each CPU.
 export class Picture {
   constructor(section) {
     this.cpus = named(section, "cpu");
@@ -73,7 +66,7 @@ export class Picture {
     for (const rank of plan ? plan.ranks : []) {
       for (const cpu of parseList(rank.cpulist)) this.ranks.get(String(cpu))?.push(rank.rank);
     }
-    for (const [cpu, element] of each(this.cpus)) {
+    for (const [cpu, element] of this.cpus) {
       const ranks = this.ranks.get(cpu);
       for (const name of [...element.classList].filter((it) => /^(r\d|disallowed|differs)$/.test(it))) element.classList.remove(name);
       if (ranks.length) element.classList.add(color(ranks[0]));
@@ -87,23 +80,23 @@ export class Picture {
       label.textContent = text.length > LETTERS ? `${text.slice(0, LETTERS - 1)}…` : text;
     }
     const planned = new Set((plan ? plan.ranks : []).map((it) => `${it.gpu.vendor}:${it.gpu.index}`));
-    for (const [name, element] of each(this.gpus)) element.classList.toggle("chosen", planned.has(name));
+    for (const [name, element] of this.gpus) element.classList.toggle("chosen", planned.has(name));
   }
 
   // Marks the CPUs that have other ranks in another picture.
   differ(other) {
-    for (const [cpu, element] of each(this.cpus)) {
+    for (const [cpu, element] of this.cpus) {
       element.classList.toggle("differs", String(this.ranks.get(cpu)) !== String(other.ranks.get(cpu)));
     }
   }
 
   // Shows where threads run: CPU → whether one of them is far; and GPUs' words: name → {text, far}.
   running(cpus, gpus) {
-    for (const [cpu, element] of each(this.cpus)) {
+    for (const [cpu, element] of this.cpus) {
       element.classList.toggle("runs", cpus.has(cpu));
       element.classList.toggle("far", cpus.get(cpu) === true);
     }
-    for (const [name, element] of each(this.gpus)) {
+    for (const [name, element] of this.gpus) {
       const said = gpus.get(name);
       element.classList.toggle("far", Boolean(said?.far));
       element.querySelector(".job").textContent = said ? said.text : "";
