@@ -83,14 +83,13 @@ def lstopo(environment: dict[str, str], *filters: str) -> ET.Element:
     return ET.fromstring(done.stdout)  # noqa: S314 - lstopo's own output
 
 
-def unpacked(archive: Path, folder: Path) -> tuple[Path, Path]:
+def unpacked(archive: Path, folder: Path) -> Path:
     subprocess.run(["tar", "xf", archive, "-C", folder], check=True)
-    return archive, next(folder.glob("*/*/sys")).parent
+    return next(folder.glob("*/*/sys")).parent
 
 
-def written(name: str, folder: Path) -> tuple[Path, Path]:
-    root = write_tree(machine(name), folder / name)
-    return root, root
+def written(name: str, folder: Path) -> Path:
+    return write_tree(machine(name), folder / name)
 
 
 TREES = [
@@ -102,16 +101,16 @@ TREES = [
 
 @pytest.mark.parametrize("tree", TREES)
 def test_a_machine_is_what_lstopo_sees_and_its_cores_have_slurms_numbers(
-    tree: Callable[[Path], tuple[Path, Path]], tmp_path: Path
+    tree: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    root, unpacked_root = tree(tmp_path)
+    root = tree(tmp_path)
     ours = discover(open_tree(str(root)), None)
     lacking = NODES_THAT_LSTOPO_LACKS.get(ours.name, set())
     assert all(not ours.cpus_of_node(node) for node in lacking)
     seen = by_affinityd(ours)
     nodes = {number: cpus for number, cpus in seen.nodes.items() if number not in lacking}
     # In which lstopo reads a tree, and nothing but the tree.
-    environment = {**os.environ, "HWLOC_FSROOT": str(unpacked_root)}
+    environment = {**os.environ, "HWLOC_FSROOT": str(root)}
     environment |= {"HWLOC_THISSYSTEM": "0", "HWLOC_COMPONENTS": "-x86"}
     assert replace(seen, nodes=nodes) == by_lstopo(environment)
     numbered = [_cpus(core) for core in _objects(lstopo(environment, *SLURMD), "Core")]

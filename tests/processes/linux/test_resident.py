@@ -18,7 +18,6 @@ from affinityd.linux.resident import (
     CUDA_MAPPED,
     ENOUGH,
     MAPPED,
-    MEMORY_KINDS,
     SHARED,
     ResidentMemory,
     Share,
@@ -57,23 +56,6 @@ held = [
     mmap.mmap(-1, 100 << 20, flags=private),
     mmap.mmap(-1, 1 << 40, flags=private | NORESERVE, prot=0),
 ]
-print('ready', flush=True)
-input()
-"""
-
-
-#: Shared memory in 960 mappings of 64 KiB, and private memory in a large one.
-FRAGMENTED = """
-import ctypes, mmap
-shared = mmap.mmap(-1, 960 << 17)
-private = mmap.mmap(-1, 30 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-for area in (shared, private):
-    step = 2 if area is shared else 1
-    for start in range(0, len(area), step << 16):
-        area[start:start + 65536] = bytes([1]) * 65536
-first = ctypes.addressof(ctypes.c_char.from_buffer(shared))
-for start in range(65536, len(shared), 1 << 17):
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(first + start), 65536, 0) == 0
 print('ready', flush=True)
 input()
 """
@@ -199,39 +181,6 @@ def test_memory_of_which_the_kernel_hides_a_part_is_of_unknown_place(
 def test_an_ended_process_has_no_memory() -> None:
     memory = resident_memory(2**22 + 1)
     assert (memory.size, memory.drawn, memory.share({0})) == (0, {}, None)
-
-
-def test_a_process_may_fork_exec_and_end_meanwhile() -> None:
-    code = """
-import os, sys
-if sys.argv[1] == '0':
-    print('ready', flush=True)
-if os.fork() == 0:
-    os._exit(0)
-os.wait()
-count, code = sys.argv[1:]
-if int(count) < 40:
-    command = [sys.executable, '-I', '-S', '-c', code, str(int(count) + 1), code]
-    os.execv(sys.executable, command)
-"""
-    with program(code, "0", code) as child:
-        seen = [resident_memory(child.pid)]
-        while child.poll() is None:
-            seen.append(resident_memory(child.pid))
-    assert all(
-        place[0] in MEMORY_KINDS and place[1] == 0 for memory in seen for place in memory.drawn
-    )
-    assert any(memory.drawn for memory in seen)
-
-
-def test_small_mappings_of_a_long_list_count() -> None:
-    with program(FRAGMENTED) as holder:
-        maps = Path(f"/proc/{holder.pid}/maps").read_bytes()
-        memory = resident_memory(holder.pid, Random(36))  # noqa: S311 - the same pages each time
-    assert len(maps) > 64 * 1024
-    part = memory.drawn[SHARED, 0] / sum(memory.drawn.values())
-    assert part == pytest.approx(memory.sizes[SHARED] / memory.size, abs=0.05)
-    assert memory.sizes[SHARED] >= 60 * MIB
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
 """Shipped machines: what their sources publish is what a plan gets to see."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from affinityd.errors import TreeError
-from affinityd.grouping import grouped
 from affinityd.machines import NAMES, load
-from affinityd.topology.model import Gpu, Nic
-from tests.support.machines.facts import ALL_NAMES, machine
+from tests.support.machines.facts import machine
 from tests.support.paths import DATA
 
 
@@ -55,24 +52,3 @@ def test_a_file_of_facts_is_a_machine(tmp_path: Path) -> None:
             load(str(wrong))
     with pytest.raises(TreeError, match=r"^'\S+none.json' cannot be read: No such file"):
         load(str(tmp_path / "none.json"))
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_named_machine_is_consistent(name: str) -> None:
-    topology = machine(name)
-    cpus = [cpu for core in topology.cores for cpu in core.cpus]
-    assert len(cpus) == len(set(cpus))
-    assert all(one.cpus < other.cpus for one, other in pairwise(topology.cores))
-    assert all(list(core.cpus) == sorted(core.cpus) for core in topology.cores)
-    for llc, cores in grouped(topology.cores, lambda core: core.llc).items():
-        assert llc == min(cpu for core in cores for cpu in core.cpus)
-        assert len({core.node for core in cores}) == 1
-    rows = {node.number: node.distances for node in topology.nodes if node.number is not None}
-    assert all(row[number] == 10 for number, row in rows.items())
-    assert all(rows[end][start] == rows[start][end] for start in rows for end in rows[start])
-    assert all(list(row) == sorted(rows) or list(row) == [start] for start, row in rows.items())
-    for gpus in grouped(topology.gpus, lambda gpu: gpu.vendor).values():
-        assert [gpu.index for gpu in gpus] == list(range(len(gpus)))
-        assert all(one.pci_bus_id < other.pci_bus_id for one, other in pairwise(gpus))
-    devices: list[Gpu | Nic] = [*topology.gpus, *topology.nics]
-    assert all(device.pci_path[-1] == device.pci_bus_id for device in devices if device.pci_path)

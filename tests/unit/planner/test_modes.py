@@ -7,7 +7,7 @@ import pytest
 
 from affinityd.planner.modes import MODES
 from affinityd.topology.model import Core, Topology
-from tests.support.asking import ask, cpulists, homes, lists
+from tests.support.asking import ask, lists
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.tables import cases, words
@@ -40,12 +40,6 @@ def node(name: str) -> Topology:
 @pytest.mark.parametrize(("name", "asked", "expected"), cases("plans/modes.tsv"))
 def test_how_ranks_divide(name: str, asked: str, expected: str) -> None:
     assert lists(node(name), f"share=requested {asked}") == expected
-
-
-def test_even_is_what_nproc_divided_by_ranks_gives() -> None:
-    reply = ask(machine("ascend-910b"), mode="even")
-    assert cpulists(reply) == [f"{24 * rank}-{24 * rank + 23}" for rank in range(8)]
-    assert homes(reply) == list(range(8))
 
 
 @pytest.mark.parametrize(

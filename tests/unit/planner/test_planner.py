@@ -176,11 +176,6 @@ def test_reasons_explain_the_cpus_and_what_was_left_out(asked: str, reason: str)
     assert reason in reply.ranks[-1].reasons
 
 
-def test_a_maximum_that_leaves_out_no_core_is_no_reason() -> None:
-    (rank,) = ask(made({0: "0-7"}, gpus=[0]), gpus="0", max_physical_cores="8").ranks
-    assert [reason for reason in rank.reasons if "max_physical_cores" in reason] == []
-
-
 def test_a_rank_that_shares_some_of_its_cores_has_threads_for_the_most_shared_one() -> None:
     reply = ask(
         made({0: "0-7", 1: "8-15"}, gpus=[0, 1], packages={0: "0-15"}),

@@ -101,14 +101,6 @@ def test_locality_says_how_many_of_the_cpus_are_near(question: Question, cpus: s
         assert placement(topology, near, rank.cpus) == place
 
 
-@given(questions())
-def test_memory_is_that_of_a_node_with_cpus_where_one_has_some(question: Question) -> None:
-    topology, reply = question.topology, question.answered()
-    of_cpus = {node for node in topology.nodes_with_memory if topology.cpus_of_node(node)}
-    nodes = {rank.memory_node for rank in reply.ranks} | reply.visible_memory
-    assert nodes - {None} <= of_cpus or not of_cpus
-
-
 @given(questions(UNIQUE))
 def test_ranks_of_a_unique_mode_have_no_core_in_common(question: Question) -> None:
     reply = question.answered(balanced="true")

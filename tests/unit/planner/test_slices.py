@@ -171,14 +171,3 @@ def test_a_mode_chooses_within_the_cpus_of_a_process(options: Options, expected:
 def test_what_cannot_hold_within_them_is_refused(options: Options) -> None:
     with pytest.raises(UnsatisfiableError):
         plan_within(SLURM_VM, SLURM_VM.gpus[:1], parse_list("14-19"), options, because="so")
-
-
-@given(steps())
-def test_a_process_is_local_if_its_cpus_are_near(step: Step) -> None:
-    gpu = SLURM_VM.gpus[0]
-    cpus = step.slices[0] & SLURM_VM.online
-    if cpus:
-        plan = plan_within(SLURM_VM, [gpu], cpus, Options(), because="so it is")
-        far = cpus - cpus_of(core for core in SLURM_VM.cores if core.node == gpu.numa_node)
-        words = {0: "local", len(cpus): "remote"}
-        assert plan.ranks[0].locality == words.get(len(far), "mixed")

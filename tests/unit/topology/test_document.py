@@ -40,20 +40,6 @@ def test_any_machine_comes_back_as_it_was(topology: Topology) -> None:
     assert from_json(to_json(topology)) == topology
 
 
-def test_the_document_has_these_fields() -> None:
-    data = to_json(machine("power9"))
-    fields = "name online possible packages nodes cores gpus nics notices"
-    assert list(data) == fields.split()
-    assert (data["online"], data["possible"]) == ("0-15,88-103", "0-175")
-    packages = [{"number": 0, "cpulist": "0-15"}, {"number": 8, "cpulist": "88-103"}]
-    assert data["packages"] == packages
-    distances = {"0": 40, "8": 10} | {str(number): 80 for number in range(250, 256)}
-    memory = {"memory_bytes": 130812 * 2**20, "distances": distances}
-    assert data["nodes"][1] == {"number": 8, "cpulist": "88-103", **memory}
-    core = {"cpulist": "4-7", "numa_node": 0, "package": 0, "die": None, "llc": 0}
-    assert data["cores"][1] == core
-
-
 def test_a_nic_has_its_nearness_to_each_gpu() -> None:
     nic = to_json(machine("dgx-h100"))["nics"][5]
     assert nic["names"] == ["mlx5_9", "ibp192s0"]

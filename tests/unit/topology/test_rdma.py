@@ -4,12 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from affinityd.request import parameters
 from affinityd.topology.model import LINKS, Core, Gpu, Nic, NumaNode, RdmaPort, Topology
-from affinityd.topology.rdma import nics_of_gpus, usable_ports
+from affinityd.topology.rdma import nics_of_gpus
 from tests.support.paths import REPOSITORY
 
 
@@ -109,37 +107,6 @@ def test_only_the_nearest_devices_are_named_the_fastest_first() -> None:
     machine = made({0: "host/switch/gpus"}, [*nics, nic("faster", "host", 400)])
     assert first(machine) == {0: ["fast"]}
     assert first(machine, 99) == {0: ["fast", "slow"]}
-
-
-PLACES = st.sampled_from(("host/s/x", "host/s/y", "host/t/z", "other/u/v"))
-
-
-@given(
-    st.dictionaries(st.integers(0, 15), PLACES, min_size=1),
-    st.lists(st.tuples(PLACES, st.booleans(), st.sampled_from((100, 200, 400))), max_size=8),
-)
-def test_equally_near_gpus_begin_with_different_active_devices(
-    gpus: dict[int, str], ports: list[tuple[str, bool, int]]
-) -> None:
-    nics = [
-        nic(f"mlx5_{number}", path, gbps, is_active=active)
-        for number, (path, active, gbps) in enumerate(ports)
-    ]
-    machine = made(gpus, nics)
-    usable = {port.device for _, port in usable_ports(machine.nics)}
-    assert usable <= {it.ports[0].device for it in nics if it.ports[0].is_active}
-    begins: dict[frozenset[str], list[str]] = {}
-    for found in nics_of_gpus(machine).values():
-        assert bool(found.nearest) == bool(usable)
-        assert {it.link for it in found.nearest} <= {*LINKS}
-        assert len({it.link for it in found.nearest}) <= 1
-        assert {it.port.device for it in found.nearest} <= usable
-        best = max((it.port.gbps or 0 for it in found.nearest), default=0)
-        names = [it.port.device for it in found.nearest if it.port.gbps == best]
-        begins.setdefault(frozenset(names), []).extend(names[:1])
-        assert len(found.best()) <= max(1, len(names))
-    for devices, firsts in begins.items():
-        assert len(set(firsts)) == min(len(devices), len(firsts))
 
 
 LETTERS = dict(zip("PXHNS", LINKS, strict=True))
