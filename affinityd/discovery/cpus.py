@@ -31,12 +31,8 @@ def read_online(tree: Tree) -> CpuSet:
 
 
 def read_possible(tree: Tree, online: CpuSet) -> CpuSet:
-    """Read `cpu/possible`, else `cpu/present`, else take every CPU that has a folder."""
-    for name in ("possible", "present"):
-        cpus = read_cpus(tree, f"{CPUS}/{name}")
-        if cpus:
-            return cpus | online
-    return online | _with_folder(tree)
+    """Read `cpu/possible`, else take every CPU that has a folder."""
+    return online | (read_cpus(tree, f"{CPUS}/possible") or _with_folder(tree))
 
 
 def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tuple[Core, ...]:

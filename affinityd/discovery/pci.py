@@ -23,7 +23,6 @@ DEVICES = "sys/bus/pci/devices"
 #: Base classes: the first of a class's three bytes.
 WANTED = NETWORK, DISPLAY, ACCELERATOR = 0x02, 0x03, 0x12
 HEX_DIGITS = frozenset("0123456789abcdef")
-ID_DIGITS = 4  #: of a vendor, of a device
 
 
 class PciDevice(NamedTuple):
@@ -86,7 +85,8 @@ def is_pci_address(name: str) -> bool:
 def _pci_id(tree: Tree, path: str) -> str | None:
     """Read a file like `0x10de`."""
     digits = (tree.read(path) or "").removeprefix("0x").lower()
-    return digits if len(digits) == ID_DIGITS and HEX_DIGITS.issuperset(digits) else None
+    is_whole = len(digits) == 4  # noqa: PLR2004 - of a vendor, of a device
+    return digits if is_whole and HEX_DIGITS.issuperset(digits) else None
 
 
 #: A NUMA node and the source that decided it; both None: unknown.
@@ -136,10 +136,6 @@ VIRTUAL = "virtio"
 ADDRESS_DIGITS = 12  #: of a hardware address in a name, as in enx001122334455
 RDMA = "sys/class/infiniband"
 CXI = "sys/class/cxi"
-BONDS = "sys/class/net"
-
-PORT_ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
-UP = "up"  #: the state of a Slingshot port's link
 
 
 def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) -> Iterator[Nic]:
@@ -154,7 +150,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             bond = None  # another master of an interface, such as a bridge, is none
             for place, name in interfaces:
                 master = _target(tree, f"{place}/{name}/master") if place.endswith("/net") else None
-                if master and tree.read(f"{BONDS}/{master}/bonding/mode") is not None:
+                if master and tree.read(f"sys/class/net/{master}/bonding/mode") is not None:
                     bond = bond or master
             node, source = locator.locate(device)
             yield Nic(
@@ -181,7 +177,8 @@ def port_states(tree: Tree) -> tuple[tuple[str, bool], ...]:
 
 
 def _is_up(state: str | None) -> bool:
-    return state is not None and state.startswith((PORT_ACTIVE, UP))
+    """Whether a port is active: enum ib_port_state; Slingshot's link says `up`."""
+    return state is not None and state.startswith(("4:", "up"))
 
 
 def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:

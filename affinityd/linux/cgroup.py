@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.linux.files import content, listed, text
@@ -26,30 +27,19 @@ VERSIONS = (
     ("cgroup2", "", ("cpuset.cpus.effective",)),
 )
 
-CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cgroup
 MOST_LEVELS = 64  #: that are read below a mount: any user may make thousands
-DELETED = " (deleted)"  #: the kernel appends it to the path of a removed cgroup
 SLICE_SUFFIX = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
-QUOTA = "cpu.cfs_quota_us"  #: of v1; v2 has both in one file
-PERIOD = "cpu.cfs_period_us"
-MAX = "cpu.max"
-SHARES = "cpu.shares"  #: of v1
-WEIGHT = "cpu.weight"  #: of v2
-OF_ROOT = "release_agent"  #: a file that v1 has in the root cgroup alone, cgroups(7)
-SHARES_OF_A_CPU = 1024
 MOST_SHARES = 262144
-DEFAULT_WEIGHT = 100  #: of v2, where nothing is asked for
 MOST_TIME = 10**12 - 1  #: microseconds; more than a kernel writes here
 
 
-class Mount:
+class Mount(NamedTuple):
     """A line of mountinfo."""
 
-    def __init__(self, root: str, point: str, kind: str, options: tuple[str, ...]) -> None:
-        self.root = root  # the folder of the file system at `point`: of a hierarchy of cgroups, one
-        self.point = point
-        self.kind = kind  # of file system: proc, cgroup2
-        self.options = options  # of the mount, then of the file system: v1's controllers
+    root: str  #: the folder of the file system at `point`: of a hierarchy of cgroups, one
+    point: str
+    kind: str  #: of file system: proc, cgroup2
+    options: tuple[str, ...]  #: of the mount, then of the file system: v1's controllers
 
 
 def parse_mounts(text: str) -> list[Mount]:
@@ -109,7 +99,7 @@ class Cgroups:
         """The folder of the cgroup, its own or one above, that sets its CPUs; None: unknown."""
         for file_system, controller, _ in VERSIONS:
             for folder in self.folders(file_system, controller):
-                if cpus_listed_in(f"{folder}/{CHOSEN}"):
+                if cpus_listed_in(f"{folder}/cpuset.cpus"):
                     return folder
         return None
 
@@ -195,7 +185,7 @@ def hierarchies(membership: str) -> Iterator[tuple[list[str], str]]:
     for line in membership.split("\n"):
         controllers, _, path = line.partition(":")[2].partition(":")
         if path:
-            yield controllers.split(","), path.removesuffix(DELETED)
+            yield controllers.split(","), path.removesuffix(" (deleted)")
 
 
 def _upwards(point: str, below: str) -> Iterator[str]:
@@ -257,22 +247,22 @@ def _exclusive(folder: str, cpus: int) -> int | None:
 
     Not of the root's, on a node itself: v1 has a weight there too, of one CPU.
     """
-    if content(f"{folder}/{OF_ROOT}") is not None:
+    if not cpus or content(f"{folder}/release_agent") is not None:  # cgroups(7)
         return None
-    shares = min(SHARES_OF_A_CPU * cpus, MOST_SHARES)
-    of_v2 = 1 + (shares - 2) * 9999 // (MOST_SHARES - 2)
-    for file, least in ((WEIGHT, of_v2), (SHARES, shares)):
-        weight = whole_number(text(f"{folder}/{file}") or "", MOST_TIME)
-        if cpus and weight is not None:
-            is_set = file == SHARES or weight != DEFAULT_WEIGHT
-            return cpus if is_set and weight >= least else None
-    return None
+    shares = min(1024 * cpus, MOST_SHARES)
+    weight = whole_number(text(f"{folder}/cpu.weight"), MOST_TIME)
+    if weight is not None:
+        least = 1 + (shares - 2) * 9999 // (MOST_SHARES - 2)
+        return cpus if weight >= least and weight != 100 else None  # noqa: PLR2004 - the default
+    weight = whole_number(text(f"{folder}/cpu.shares"), MOST_TIME)
+    return cpus if weight is not None and weight >= shares else None
 
 
 def _limit(folder: str) -> int | None:
-    limit = text(f"{folder}/{MAX}") or f"{text(f'{folder}/{QUOTA}')} {text(f'{folder}/{PERIOD}')}"
-    numbers = [whole_number(word, MOST_TIME) for word in limit.split(" ")]
-    quota, period = numbers if len(numbers) == 2 else (None, None)  # noqa: PLR2004
+    words = text(f"{folder}/cpu.max").split(" ")
+    if len(words) != 2:  # noqa: PLR2004 - v1 has them in two files
+        words = [text(f"{folder}/cpu.cfs_quota_us"), text(f"{folder}/cpu.cfs_period_us")]
+    quota, period = (whole_number(word, MOST_TIME) for word in words)
     if quota is None or not period:  # v2's `max`, v1's -1
         return None
     return -(-quota // period) or None

@@ -53,7 +53,6 @@ class Reasons:
         if homes not in self.of_nodes:
             self.of_nodes[homes] = (*self._left_to_others(homes[0]), *self._out_of_reach(homes))
         yield from self.of_nodes[homes]
-        yield from self._cut_off(cores)
 
     def _home_choice(self, gpu: Gpu, homes: Nodes) -> str:
         topology = self.topology
@@ -115,17 +114,6 @@ class Reasons:
             yield f"CPUs {format_list(reserved)} of {place} are reserved"
         if outside := (cpus & demand.unreserved) - demand.allowed:
             yield f"CPUs {format_list(outside)} of {place} are outside the cpuset or mask"
-
-    def _cut_off(self, cores: Sequence[Core]) -> Iterator[str]:
-        options = self.demand.options
-        most = options.max_physical_cores
-        if self.mode.counts and most is not None and len(cores) > most:
-            yield f"max_physical_cores leaves out {count(len(cores) - most, 'core')}"
-            cores = cores[:most]
-        if options.multithreading == "single_logical":
-            siblings = [*chain.from_iterable(core.cpus[1:] for core in cores)]
-            if siblings:
-                yield f"single_logical leaves out the siblings {format_list(siblings)}"
 
 
 def too_few_cores(demand: Demand, rank: int, cores_of: RankCores, least: int) -> str:

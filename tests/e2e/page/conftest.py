@@ -80,7 +80,7 @@ class Tab:
     @property
     def picture(self) -> Locator:
         """The picture of the first view that is shown."""
-        return self.page.locator("svg[role=img]:visible").first
+        return self.page.locator(".view svg[role=img]:visible").first
 
     def drawn(self, view: int = 0) -> dict[int, set[str]]:
         """Return each CPU's classes in a view's picture."""

@@ -215,7 +215,8 @@ def test_on_a_phone_the_picture_comes_before_options(
         viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True
     )
     tab = Tab.open(context, nodes("dgx-a100"))
-    box, view = tab.picture.bounding_box(), tab.page.locator("#whatif").bounding_box()
+    box = tab.page.locator(".scroll:has(> .picture)").bounding_box()
+    view = tab.page.locator("#whatif").bounding_box()
     assert box is not None
     assert view is not None
     assert box["y"] - view["y"] < 844 / 2
