@@ -23,7 +23,7 @@ from affinityd.audit.model import (
     ProcessFacts,
     Scan,
 )
-from affinityd.audit.verdict import HOUR, History, states
+from affinityd.audit.verdict import HOUR, later_history, states
 from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
@@ -177,15 +177,17 @@ class ScanRecords:
     def __init__(self, is_over: Callable[[int, int], bool]) -> None:
         """Take the function that says whether a process, by pid and start, has ended."""
         self._cpu_time = CpuTimeCounters(TICKS, is_over)
-        self._history = History()
-        self._last_hour = LastHour()
+        self._letters: Mapping[GpuKey, str] = {}
+        self._minute = 0  # of their last ones
+        #: The counters of the last hour, one reading a minute.
+        self._readings: list[tuple[float, Mapping[GpuKey, CpuTime]]] = []
         self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
 
     def renumber(self, keys: Keys) -> None:
         """Take over the facts of GPUs that have another index now."""
         self._cpu_time.renumber(keys)
-        self._history.renumber(keys)
-        self._last_hour.renumber(keys)
+        self._letters = moved(self._letters, keys)
+        self._readings = [(at, moved(counters, keys)) for at, counters in self._readings]
         self._since = moved(self._since, keys)
 
     def add(self, scan: Scan) -> Scan:
@@ -196,15 +198,24 @@ class ScanRecords:
         far = {gpu for it in found if it.is_mismatch for gpu in it.facts.gpus}
         going_on = far | (self._since.keys() & scan.unknown.keys())
         self._since = {gpu: self._since.get(gpu, scan.time) for gpu in going_on}
+        minute = int(scan.boot // MINUTE)
+        self._letters = later_history(self._letters, minute - self._minute, states(scan))
+        self._minute = minute
+        counters = self._cpu_time.gpu_time
+        if not self._readings or scan.boot - self._readings[-1][0] >= MINUTE:
+            self._readings.append((scan.boot, counters))
+        while scan.boot - self._readings[0][0] > HOUR * MINUTE:
+            del self._readings[0]
+        _, first = self._readings[0]
         return replace(
             scan,
             overlap=overlap(found),
             divided=divided(found),
-            gpu_time=self._cpu_time.gpu_time,
+            gpu_time=counters,
             used=used,
-            last_hour=self._last_hour.spent(scan.boot, self._cpu_time.gpu_time),
+            last_hour={gpu: time - first.get(gpu, CpuTime()) for gpu, time in counters.items()},
             since={gpu: self._since[gpu] for gpu in far},
-            history=self._history.add(scan.boot, states(scan)),
+            history=self._letters,
             seconds=since_boot() - scan.boot,
         )
 
@@ -314,23 +325,3 @@ class CpuTimeCounters:
             return CpuTime(total, total * remote / sum(of_threads))
         far = len(facts.cpus - process.near) / max(1, len(facts.cpus))
         return CpuTime(total, total * far)
-
-
-class LastHour:
-    """What the counters of GPUs were an hour ago, or when they began."""
-
-    def __init__(self) -> None:
-        self._readings: list[tuple[float, Mapping[GpuKey, CpuTime]]] = []  # one a minute
-
-    def renumber(self, keys: Keys) -> None:
-        """Take over the readings of GPUs that have another index now."""
-        self._readings = [(at, moved(counters, keys)) for at, counters in self._readings]
-
-    def spent(self, now: float, counters: Mapping[GpuKey, CpuTime]) -> Mapping[GpuKey, CpuTime]:
-        """Return what was counted in the last hour."""
-        if not self._readings or now - self._readings[-1][0] >= MINUTE:
-            self._readings.append((now, counters))
-        while now - self._readings[0][0] > HOUR * MINUTE:
-            del self._readings[0]
-        _, first = self._readings[0]
-        return {gpu: time - first.get(gpu, CpuTime()) for gpu, time in counters.items()}

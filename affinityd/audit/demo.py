@@ -104,9 +104,7 @@ class Demo:
             holding = holdings.get(pid)
             gpu = holdings[parent].gpu if holding is None else holding.gpu
             threads = tuple(_threads(entry, start, boot))
-            given = None
-            if "pod" in entry:
-                given = ContainerResources(*entry["pod"])
+            given = ContainerResources(*entry["pod"]) if "pod" in entry else None
             facts = ProcessFacts(
                 pid=pid,
                 name=entry["name"],
@@ -141,15 +139,13 @@ class Demo:
 
     def _memory(self, judge: Judge, found: Sequence[AuditedProcess]) -> Mapping[int, HostMemory]:
         """Return the host memory of the holders, by pid."""
-        placed = {entry["pid"]: entry.get("memory_mib", {}) for entry in self._entries}
+        placed = {entry["pid"]: entry.get("memory_mib") for entry in self._entries}
         memory = {}
         for process in found:
-            by_node = placed[process.facts.pid]
-            if by_node:
+            if by_node := placed[process.facts.pid]:
                 near = judge.vicinity(process.facts.gpus)
                 drawn = {(ANONYMOUS, int(node)): size for node, size in by_node.items()}
-                size = sum(by_node.values()) * 2**20
-                resident = ResidentMemory({ANONYMOUS: size}, drawn)
+                resident = ResidentMemory({ANONYMOUS: sum(by_node.values()) * 2**20}, drawn)
                 memory[process.facts.pid] = HostMemory(
                     resident, near.memory, near.far_memory, process.placement
                 )

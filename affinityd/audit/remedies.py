@@ -5,8 +5,7 @@ No remedy ends a process that still computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 
 from affinityd.audit.jobs import GONE, is_zombie
 from affinityd.audit.judge import Judge
@@ -14,8 +13,7 @@ from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import KUBERNETES, AuditedProcess, ContainerResources, ProcessFacts, Scan
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.processes import INIT
-from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
-from affinityd.topology.model import Gpu, GpuKey, Topology
+from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import ALLOCATION, FAR, UNPINNED, Vicinity
 
 #: For a pod's process, which no command in the daemon's own container may pin.
@@ -24,7 +22,6 @@ BY_RUNTIME = (
     "again"
 )
 
-#: The ends of the findings of `affinityd verify`.
 PIN_FIXES = "{pin} fixes that"
 START_HERE = "start commands here with affinityd exec {options}-- COMMAND"
 START_WITH_MEMORY = "start it with affinityd exec --memory preferred"
@@ -32,7 +29,6 @@ ALLOCATE_NEAR = (
     "no pin fixes that; an allocation near the GPU does (Slurm: --gres-flags=enforce-binding; "
     "Kubernetes: kubelet's Topology Manager)"
 )
-#: And of those on NICs.
 NEARER_NICS = "set {variable}={value}, or start it with affinityd exec --nics {library}"
 START_WITH_NICS = "start it with affinityd exec --nics ucx,nvshmem,uccl"
 SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
@@ -62,7 +58,6 @@ class Remedies:
     """
 
     def __init__(self, topology: Topology, scan: Scan) -> None:
-        self._topology = topology
         self._scan = scan
         self._holders = {it.facts.pid: it for it in scan.processes if it.facts.holding is not None}
         self._with_workers = {it.facts.holder for it in scan.processes}
@@ -139,20 +134,10 @@ class Remedies:
             owner = f" (container {container[:12]})" if container else ""
             cpuset = f"its cpuset, {format_list(facts.cpuset or ())}{owner}"
             return f"{cpuset}, has {few}: set a cpuset with near CPUs"
-        settings, affinity_of = self._slurm
-        fields = dict.fromkeys(affinity_of[gpu.key].field for gpu in near.gpus)
-        cores = " and ".join(field or "the right Cores=" for field in fields)
-        lines = "the GPU's line" if len(near.gpus) == 1 else "the GPUs' lines"
-        sockets = f"{settings} in slurm.conf, " if settings else ""
         return (
-            f"its job was given {few}: put {cores} in {lines} of gres.conf (affinityd slurm "
-            f"gres-conf prints it), {sockets}and submit with --gres-flags=enforce-binding"
+            f"its job was given {few}: have gres.conf as affinityd slurm gres-conf prints it, and "
+            "submit with --gres-flags=enforce-binding"
         )
-
-    @cached_property
-    def _slurm(self) -> tuple[str | None, Mapping[GpuKey, CoreAffinity]]:
-        cores = SlurmCores(self._topology)
-        return cores.settings(), affinities(cores, "node")
 
 
 def gpu_names(gpus: Sequence[Gpu]) -> str:

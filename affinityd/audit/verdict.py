@@ -12,7 +12,7 @@ from affinityd.audit.waits import remedy as wait_remedy
 from affinityd.grouping import grouped
 from affinityd.json_codec import OneOf
 from affinityd.text import count
-from affinityd.topology.model import GpuKey, Keys, Topology, moved
+from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import UNPINNED, name_gpus
 
 LOST, FAR, ORPHAN, WAITING, UNKNOWN = "lost", "far", "orphan", "waiting", "unknown"
@@ -206,25 +206,17 @@ def _named(topology: Topology, keys: Collection[GpuKey]) -> str:
     return name_gpus(gpus, with_vendor=topology.has_several_vendors)
 
 
-class History:
-    """The worst state of each GPU in each of the last sixty minutes, as letters."""
+def later_history(
+    before: Mapping[GpuKey, str], minutes: int, states: Mapping[GpuKey, str]
+) -> Mapping[GpuKey, str]:
+    """Return a letter for each of the last sixty minutes: the worst state of each GPU in it.
 
-    def __init__(self) -> None:
-        self._letters: Mapping[GpuKey, str] = {}
-        self._minute = 0  # of their last ones
-
-    def renumber(self, keys: Keys) -> None:
-        """Take over the letters of GPUs that have another index now."""
-        self._letters = moved(self._letters, keys)
-
-    def add(self, now: float, found: Mapping[GpuKey, str]) -> Mapping[GpuKey, str]:
-        """Add the states of a scan at `now`, seconds; return the letters of its GPUs."""
-        minute = int(now // 60)
-        passed = NO_SCAN * min(minute - self._minute, HOUR)
-        letters = {}
-        for gpu, state in found.items():
-            before = (self._letters.get(gpu, NO_SCAN * HOUR) + passed)[-HOUR:]
-            worst = min(before[-1], LETTERS[state], key=WORST_FIRST.index)
-            letters[gpu] = before[:-1] + worst
-        self._letters, self._minute = letters, minute
-        return letters
+    `states`: of a scan, so many minutes after that of the last letters.
+    """
+    passed = NO_SCAN * min(minutes, HOUR)
+    letters = {}
+    for gpu, state in states.items():
+        known = (before.get(gpu, NO_SCAN * HOUR) + passed)[-HOUR:]
+        worst = min(known[-1], LETTERS[state], key=WORST_FIRST.index)
+        letters[gpu] = known[:-1] + worst
+    return letters

@@ -86,7 +86,7 @@ def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> N
     (found,) = audited(facts)
     remedy = Remedies(LONE, scan_of(LONE, found)).of(found)
     assert remedy is not None
-    assert "its job was given only 2 CPUs there: put Cores=" in remedy
+    assert "its job was given only 2 CPUs there: have gres.conf" in remedy
     assert "affinityd pin" not in remedy
     (found,) = audited(of_slurm("3-5", "0-5"), reserved="0-2")  # which no plan gives
     assert found.cause == "allocation"

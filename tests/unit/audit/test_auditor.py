@@ -1,12 +1,13 @@
 """CPU time from scan to scan."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import Event
 
 import pytest
 
-from affinityd.audit.auditor import CpuTimeCounters, LastHour
-from affinityd.audit.model import AuditedProcess, CpuTime
+from affinityd.audit.auditor import CpuTimeCounters, ScanRecords
+from affinityd.audit.model import AuditedProcess, CpuTime, Scan
 from affinityd.audit.waits import Waits
 from affinityd.linux.processes import Thread
 from affinityd.threads import Answers
@@ -133,16 +134,18 @@ def test_cpu_time_adds_up(scans: list[list[AuditedProcess]], expected: tuple[flo
 
 
 def test_the_last_hour_forgets_what_was_spent_before() -> None:
-    hour = LastHour()
+    records = ScanRecords(lambda _pid, _start: False)
+    facts = Scan(0.0, 0.0, (), dict.fromkeys((GPU, OTHER), frozenset({4})), {})
     for minute, spent, of_hour in (
         *((0, 50, 0), (1, 55, 5), (59, 60, 10), (60, 62, 12)),
         *((61, 64, 9), (119, 70, 10), (200, 70, 0), (201, 71, 1)),
     ):
-        counters = {GPU: CpuTime(spent, spent / 2, spent), OTHER: CpuTime()}
-        found = hour.spent(1000.0 + 60 * minute, counters)
-        assert found == {GPU: CpuTime(of_hour, of_hour / 2, of_hour), OTHER: CpuTime()}, minute
-    hour.renumber({OTHER: GPU})
-    assert hour.spent(1000.0 + 60 * 202, {OTHER: CpuTime(75.0)})[OTHER].total == 5
+        processes = (of(far(100 * spent)),)
+        scan = records.add(replace(facts, boot=1000.0 + 60 * minute, processes=processes))
+        assert scan.last_hour == {GPU: CpuTime(of_hour, of_hour), OTHER: CpuTime()}, minute
+    records.renumber({OTHER: GPU})
+    scan = records.add(replace(facts, boot=1000.0 + 60 * 202))
+    assert (scan.last_hour[OTHER].total, scan.history[OTHER][-3:]) == (1, "nni")
 
 
 def test_known_daemons_cost_nothing() -> None:

@@ -1,13 +1,15 @@
 """The node's state in a sentence, each GPU's in a word, and the last hour in letters."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from affinityd.audit.model import AuditedProcess, Job, Scan
 from affinityd.audit.remedies import RESCAN, Remedies, reset_gpu
-from affinityd.audit.verdict import FINDINGS, IS_GONE, History, states, verdict
+from affinityd.audit.verdict import FINDINGS, IS_GONE, later_history, states, verdict
 from affinityd.audit.waits import Runner, Waits
+from affinityd.topology.model import GpuKey
 from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
 
 FAR = process(1, cause="mask", placement="remote")
@@ -162,16 +164,15 @@ def test_counts_name_no_process() -> None:
 
 
 def test_the_history_has_the_worst_state_of_each_minute_of_an_hour() -> None:
-    history = History()
-    for minute, state, letters in (
+    letters: Mapping[GpuKey, str] = {}
+    for minutes, state, expected in (
         (1000, "far", "." * 59 + "f"),
-        (1057, "near", ".." + "f" + "." * 56 + "n"),
-        (1058, "idle", "." + "f" + "." * 56 + "ni"),
-        (1058, "waiting", "." + "f" + "." * 56 + "nw"),
-        (1058, "near", "." + "f" + "." * 56 + "nw"),
-        (1061, "near", "." * 55 + "nw..n"),
-        (1200, "idle", "." * 59 + "i"),
+        (57, "near", ".." + "f" + "." * 56 + "n"),
+        (1, "idle", "." + "f" + "." * 56 + "ni"),
+        (0, "waiting", "." + "f" + "." * 56 + "nw"),
+        (0, "near", "." + "f" + "." * 56 + "nw"),
+        (3, "near", "." * 55 + "nw..n"),
     ):
-        assert history.add(60.0 * minute, {GPU0: state}) == {GPU0: letters}
-    assert history.add(60.0 * 1201, {}) == {}
-    assert history.add(60.0 * 1202, {GPU0: "near"}) == {GPU0: "." * 59 + "n"}  # it is back
+        letters = later_history(letters, minutes, {GPU0: state})
+        assert letters == {GPU0: expected}
+    assert later_history(letters, 1, {GPU1: "near"}) == {GPU1: "." * 59 + "n"}  # the other is gone
