@@ -7,7 +7,8 @@ The facts are made up, and judged as real ones are. The pids are larger than the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,6 @@ from affinityd.audit.model import (
     KUBERNETES,
     NO_NAMES,
     SLURM,
-    AuditedProcess,
     ContainerNames,
     ContainerResources,
     Holding,
@@ -66,90 +66,80 @@ class Demo:
         return self._look(judge, boot)
 
     def _look(self, judge: Judge, boot: float) -> Scan:
-        gpus = [gpu.key for gpu in judge.topology.gpus]
-        judged = [*self._judged(judge, gpus, boot)]
-        found = with_allocations(judge.topology, self._reserved, judged)
         seconds = MINUTE if self._last is None else boot - self._last
         self._last = boot
+        gpus = [gpu.key for gpu in judge.topology.gpus]
+        holdings: dict[int, Holding] = {}
+        busy: Counter[GpuKey] = Counter()
+        used: Counter[GpuKey] = Counter()
+        judged = []
+        memory = {}
+        for entry in self._entries:  # a holder before its descendants
+            pid = entry["pid"]
+            start = self._first - entry.get("began", BEGAN) * MINUTE
+            if boot < start:
+                continue
+            if "gpu" in entry:
+                holding = Holding(pid, gpus[entry["gpu"]], entry["gpu_mib"] * 2**20)
+                holdings[pid] = holding
+                busy[holding.gpu] += entry.get("gpu_busy", 0)
+                used[holding.gpu] += entry["gpu_mib"] * 2**20
+            if "name" not in entry:
+                judged.append(missing_process(holdings[pid]))
+                continue
+            process = judge.judge(_facts(entry, holdings, start, boot))
+            judged.append(replace(process, orphan=entry.get("orphan")))
+            if "memory_mib" in entry:
+                near = judge.vicinity(process.facts.gpus)
+                by_node = entry["memory_mib"]
+                drawn = {(ANONYMOUS, int(node)): size for node, size in by_node.items()}
+                resident = ResidentMemory({ANONYMOUS: sum(by_node.values()) * 2**20}, drawn)
+                memory[pid] = HostMemory(resident, near.memory, near.far_memory, process.placement)
         scan = Scan(
             time=time.time() - (since_boot() - boot),
             seconds=0.0,
-            processes=tuple(found),
+            processes=tuple(with_allocations(judge.topology, self._reserved, judged)),
             near=judge.near,
             unknown={},
             waits={it["pid"]: _waits(it, seconds) for it in self._entries if "busy" in it},
             users={entry["uid"]: entry["user"] for entry in self._entries if "user" in entry},
-            memory=self._memory(judge, found),
-            loads=self._loads(gpus),
+            memory=memory,
+            loads={gpu: NvmlLoad(busy[gpu], used[gpu], GPU_MEMORY) for gpu in gpus},
             boot=boot,
             demo=self._name,
         )
         return self._records.add(scan)
 
-    def _judged(
-        self, judge: Judge, gpus: Sequence[GpuKey], boot: float
-    ) -> Iterator[AuditedProcess]:
-        """Yield the judgment of each process, a holder before its descendants."""
-        holdings: dict[int, Holding] = {}
-        for entry in self._entries:
-            pid, parent = entry["pid"], entry.get("parent", INIT)
-            start = self._first - entry.get("began", BEGAN) * MINUTE
-            if boot < start:
-                continue
-            if "gpu" in entry:
-                holdings[pid] = Holding(pid, gpus[entry["gpu"]], entry["gpu_mib"] * 2**20)
-            if "name" not in entry:
-                yield missing_process(holdings[pid])
-                continue
-            holding = holdings.get(pid)
-            gpu = holdings[parent].gpu if holding is None else holding.gpu
-            threads = tuple(_threads(entry, start, boot))
-            given = ContainerResources(*entry["pod"]) if "pod" in entry else None
-            facts = ProcessFacts(
-                pid=pid,
-                name=entry["name"],
-                uid=entry["uid"],
-                start=round(start * TICKS),
-                parent=parent,
-                state="S",
-                gpu=gpu,
-                holding=holding,
-                membership=_membership(entry),
-                cpuset=parse_list(entry["cpuset"]),
-                threads=threads,
-                cpu_ticks=sum(thread.cpu_ticks for thread in threads),
-                holder=None if holding else parent,
-                cgroups=f"demo-{pid}",
-                is_confined="slurm" not in entry,
-                cpu_limit=entry.get("cpu_limit"),
-                given=given,
-                first_mask=threads[0].mask,
-            )
-            yield replace(judge.judge(facts), orphan=entry.get("orphan"))
 
-    def _loads(self, gpus: Sequence[GpuKey]) -> Mapping[GpuKey, NvmlLoad]:
-        """Return how busy each GPU is, and how much of its memory is used."""
-        loads = {}
-        for index, gpu in enumerate(gpus):
-            holders = [entry for entry in self._entries if entry.get("gpu") == index]
-            busy = sum(holder.get("gpu_busy", 0) for holder in holders)
-            used = sum(holder["gpu_mib"] for holder in holders) * 2**20
-            loads[gpu] = NvmlLoad(busy, used, GPU_MEMORY)
-        return loads
-
-    def _memory(self, judge: Judge, found: Sequence[AuditedProcess]) -> Mapping[int, HostMemory]:
-        """Return the host memory of the holders, by pid."""
-        placed = {entry["pid"]: entry.get("memory_mib") for entry in self._entries}
-        memory = {}
-        for process in found:
-            if by_node := placed[process.facts.pid]:
-                near = judge.vicinity(process.facts.gpus)
-                drawn = {(ANONYMOUS, int(node)): size for node, size in by_node.items()}
-                resident = ResidentMemory({ANONYMOUS: sum(by_node.values()) * 2**20}, drawn)
-                memory[process.facts.pid] = HostMemory(
-                    resident, near.memory, near.far_memory, process.placement
-                )
-        return memory
+def _facts(
+    entry: Mapping[str, Any], holdings: Mapping[int, Holding], start: float, boot: float
+) -> ProcessFacts:
+    pid, parent = entry["pid"], entry.get("parent", INIT)
+    holding = holdings.get(pid)
+    threads = tuple(_threads(entry, start, boot))
+    membership = Membership(Job(KUBERNETES, f"demo-{pid}"), container=f"demo{pid}")
+    if "slurm" in entry:
+        membership = Membership(Job(SLURM, entry["slurm"]), step="0")
+    return ProcessFacts(
+        pid=pid,
+        name=entry["name"],
+        uid=entry["uid"],
+        start=round(start * TICKS),
+        parent=parent,
+        state="S",
+        gpu=(holding or holdings[parent]).gpu,
+        holding=holding,
+        membership=membership,
+        cpuset=parse_list(entry["cpuset"]),
+        threads=threads,
+        cpu_ticks=sum(thread.cpu_ticks for thread in threads),
+        holder=None if holding else parent,
+        cgroups=f"demo-{pid}",
+        is_confined="slurm" not in entry,
+        cpu_limit=entry.get("cpu_limit"),
+        given=ContainerResources(*entry["pod"]) if "pod" in entry else None,
+        first_mask=threads[0].mask,
+    )
 
 
 def _threads(entry: Mapping[str, Any], start: float, boot: float) -> Iterator[Thread]:
@@ -162,12 +152,6 @@ def _threads(entry: Mapping[str, Any], start: float, boot: float) -> Iterator[Th
         last_cpu = cpus[(2 * place + 1) * len(cpus) // (2 * number)]
         tid = entry["pid"] + place
         yield Thread(tid, entry["name"], round(start * TICKS), mask, last_cpu, ticks)
-
-
-def _membership(entry: Mapping[str, Any]) -> Membership:
-    if "slurm" in entry:
-        return Membership(Job(SLURM, entry["slurm"]), step="0")
-    return Membership(Job(KUBERNETES, f"demo-{entry['pid']}"), container=f"demo{entry['pid']}")
 
 
 def _waits(entry: Mapping[str, Any], seconds: float) -> Waits:

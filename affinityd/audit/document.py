@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Annotated, Any
 
 from affinityd.audit import verdict
@@ -16,7 +16,7 @@ from affinityd.audit.remedies import Remedies
 from affinityd.audit.verdict import Finding
 from affinityd.audit.waits import CAUSES as WAIT_CAUSES
 from affinityd.audit.waits import Waits, remedy
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import format_list
 from affinityd.discovery.nvml import NO_LOAD, NvmlLoad
 from affinityd.json_codec import CpuList, OneOf, left_out, rfc3339
 from affinityd.topology.model import Gpu, Topology
@@ -29,6 +29,7 @@ MemoryPlace = Annotated[str, OneOf(PLACES)]
 MemoryCause = Annotated[str, OneOf((*MEMORY_REMEDIES,))]
 ALL, COUNTS = "all", "counts"  #: a document names all processes, or none
 Seen = Annotated[str, OneOf((ALL, COUNTS))]
+_cpulist = lru_cache(1024)(format_list)  # there are many processes and few masks
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,6 @@ class AuditDocument:
 
 def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocument:
     """Return the document: everything, or without `names_all` only counts."""
-    cpulist = cache(format_list)  # there are many processes and few masks
     remedies = Remedies(topology, scan)
     states = verdict.states(scan)
     by_gpu = defaultdict(list)
@@ -195,14 +195,12 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
         verdict=[*verdict.verdict(topology, scan, remedies if names_all else None)],
         demo=scan.demo,
         pin_overlaps=(
-            [AuditOverlapDocument(cpulist(cpus), owners) for owners, cpus in overlaps]
+            [AuditOverlapDocument(_cpulist(cpus), owners) for owners, cpus in overlaps]
             if names_all
             else None
         ),
         processes=(
-            [_process(process, scan, remedies, cpulist) for process in scan.processes]
-            if names_all
-            else None
+            [_process(process, scan, remedies) for process in scan.processes] if names_all else None
         ),
     )
 
@@ -274,17 +272,12 @@ def _host_memory(
     )
 
 
-def _process(
-    process: AuditedProcess,
-    scan: Scan,
-    remedies: Remedies,
-    cpulist: Callable[[CpuSet], str],
-) -> AuditProcessDocument:
+def _process(process: AuditedProcess, scan: Scan, remedies: Remedies) -> AuditProcessDocument:
     facts, given, job = process.facts, process.facts.given, process.facts.membership.job
     holding, (vendor, index) = facts.holding, facts.gpu
     pod = None
     if given is not None:
-        cpus = cpulist(given.cpus)
+        cpus = _cpulist(given.cpus)
         pod = AuditPodDocument(given.namespace, given.pod, given.container, exclusive_cpus=cpus)
     return AuditProcessDocument(
         pid=facts.pid,
@@ -301,7 +294,7 @@ def _process(
         job=AuditJobDocument(job.scheduler, job.id, facts.membership.step) if job else None,
         container=facts.membership.container,
         pod=pod,
-        cpuset=None if facts.cpuset is None else cpulist(facts.cpuset),
+        cpuset=None if facts.cpuset is None else _cpulist(facts.cpuset),
         placement=process.placement,
         cause=process.cause,
         remedy=remedies.sentence(process),
@@ -310,6 +303,6 @@ def _process(
         waits=waits_of(process, scan.waits),
         host_memory=_host_memory(process, scan.memory.get(facts.pid), remedies),
         user=None if facts.uid is None else scan.users.get(facts.uid),
-        masks=cpulist(facts.cpus),
-        ran_on=cpulist(frozenset(thread.last_cpu for thread in facts.threads)),
+        masks=_cpulist(facts.cpus),
+        ran_on=_cpulist(frozenset(thread.last_cpu for thread in facts.threads)),
     )

@@ -41,19 +41,16 @@ from affinityd.linux.processes import (
 from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import UNKNOWN
 
-# Only names by root count: below a `user.slice` any user may name a cgroup.
-#
-# Sources: cgroups(7); Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupSlice" and
-# "CgroupJobIdPaths"; the kubelet's pkg/kubelet/cm/cgroup_manager_linux.go (a pod's name by either
-# driver), containerd's, CRI-O's, Docker's and Podman's names of a container; cgroup_namespaces(7).
+# Only names by root count: below a `user.slice` any user may name a cgroup. Sources: Slurm's
+# src/plugins/cgroup/v1 and v2, cgroup.conf(5); the kubelet's pkg/kubelet/cm/
+# cgroup_manager_linux.go; names of containers by containerd, CRI-O, Docker and Podman.
 
 _HEX = "[0-9a-f]"
 #: A pod's uid; of a static pod, the hash of its manifest.
 _UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 _ID = rf"{_HEX}{{64}}"
 
-# For paths that end with a slash: a part that begins with one is a folder's full name.
-
+# For paths that end with a slash.
 #: To a reader in a cgroup namespace, paths outside of it begin with `..`.
 _beside = re.compile(r"(?:/\.\.)+(?=/)").match
 _users = re.compile(r"/(?:user(?:-\d+)?\.slice|user@\d+\.service)(?=/)").search
@@ -141,8 +138,7 @@ def _container(path: str) -> str | None:
     return found["id"] if found else None
 
 
-# The tree that a pin should move: a server may be the parent of the engine that holds the GPU. To
-# move the engine alone leaves the server far away, and what they share.
+# A server may be the parent of the engine that holds the GPU: a pin should move both.
 
 MOST_ABOVE = 8  #: ancestors that are looked at
 
@@ -190,7 +186,6 @@ def _kin(pid: int, proc: str) -> tuple[int, tuple[object, ...]]:
 
 
 GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
-
 NOT_THERE = "the driver lists it, and there is no such process"
 
 
@@ -225,8 +220,6 @@ def missing_process(holding: Holding) -> AuditedProcess:
 # Where Slurm does not run the jobs a process may be meant to outlive its user's login, as with
 # nohup(1), and is no orphan.
 
-SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
-NOTES = "run/affinityd-jobs"  #: a file for each job
 STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end
 
 
@@ -246,7 +239,7 @@ class ProcessOwners:
     def noted_gpus(self, topology: Topology) -> dict[GpuKey, str]:
         """Return the GPUs of running jobs, each with its job, by the notes of slurm/prolog.sh."""
         keys = {f"{gpu.index}": gpu.key for gpu in topology.gpus if gpu.vendor == topology.vendor}
-        notes = f"{self._processes.proc.removesuffix('proc')}{NOTES}"
+        notes = f"{self._processes.proc.removesuffix('proc')}run/affinityd-jobs"
         found: dict[GpuKey, str] = {}
         for number in listed(notes):
             if Job(SLURM, number) in self._jobs:
@@ -258,7 +251,7 @@ class ProcessOwners:
         """Return why a process of a user has no owner; None: it has one, or none is known."""
         if uid is None or uid < FIRST_USER or not self._processes.has_all:
             return None
-        if uid in self._users or not self._of_root(SLURMD):
+        if uid in self._users or not self._of_root("slurmd"):
             return None
         return (
             f"its parent has ended, its user (uid {uid}) has no Slurm job on this node, and it is "

@@ -43,9 +43,6 @@ DAEMONS = frozenset(
     )
 )
 
-#: Vicinities that are kept, one for each set of GPUs: users may form very many sets.
-MOST_KEPT = 1024
-
 
 class Judge:
     """Judges by one topology."""
@@ -55,7 +52,7 @@ class Judge:
             return vicinity(topology, [gpu for gpu in topology.gpus if gpu.key in keys])
 
         self.topology = topology
-        self.vicinity = lru_cache(MOST_KEPT)(found)
+        self.vicinity = lru_cache(1024)(found)
         self._core_of = {cpu: frozenset(core.cpus) for core in topology.cores for cpu in core.cpus}
 
     @property
@@ -199,8 +196,7 @@ class Shares:
     def judged(self, process: AuditedProcess, share: Share) -> AuditedProcess:
         """Return the judgment of a process, with the cause ALLOCATION where that is right.
 
-        It is given if it has exactly the CPUs of a plan for as many: its request may be larger than
-        its cgroups tell. A mask with the whole share is no plan's.
+        Its request may be larger than its cgroups tell: then it has the CPUs of a plan for as many.
         """
         if not process.is_mismatch:
             return process

@@ -196,9 +196,7 @@ class MemoryMeter:
         self._readings: Readings[_Name, HostMemory] = Readings()
 
     def look(
-        self,
-        processes: Mapping[_Name, tuple[Vicinity, str]],
-        users: Mapping[int, int | None],
+        self, processes: Mapping[_Name, tuple[Vicinity, str]], users: Mapping[int, int | None]
     ) -> Mapping[int, HostMemory]:
         """Return the memory of processes by pid; of some its size alone may be known yet.
 

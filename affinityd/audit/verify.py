@@ -39,7 +39,7 @@ class Verification:
     memory: HostMemory | None = None
     least: int = LEAST  #: bytes from which on far memory counts
     is_self: bool = False  #: the command itself, which ends with its answer: no pin helps it
-    doubts: tuple[str, ...] = ()  #: why it may have been judged by other GPUs than it uses
+    doubt: str = ""  #: why it may have been judged by other GPUs than it uses
     remark: str = ""  #: that its environment names other GPUs than the driver
     far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
     remedy: str = ""  #: of the threads that may run far away
@@ -54,10 +54,7 @@ class Verification:
         return {word: [it.thread for it in placed[word]] for word in FAR if word in placed}
 
     def is_skipped(self, before: CpuSet) -> bool:
-        """Whether a pin, of a process with this mask, would leave some of the far threads alone.
-
-        A pin takes the mask of the main thread as the intended one.
-        """
+        """Whether a pin, of a process with this mask, would leave some of the far threads alone."""
         main = self.process.facts.threads[0].mask
         far = (thread.mask for threads in self.far.values() for thread in threads)
         return is_on_purpose(main, (before,), before) or any(
@@ -87,7 +84,7 @@ class Verification:
     @property
     def is_judged(self) -> bool:
         """Whether it is known which CPUs are near the GPUs that it uses."""
-        return bool(self.near.nodes) and not self.doubts
+        return bool(self.near.nodes) and not self.doubt
 
     @property
     def notes(self) -> Iterator[str]:
@@ -95,9 +92,7 @@ class Verification:
         if not self.near.nodes:
             yield f"{self.near}: it cannot be judged"
         yield from self._far_memory(is_most=False)
-        yield from self.doubts
-        if self.remark:
-            yield self.remark
+        yield from filter(None, (self.doubt, self.remark))
 
     def _may_run(self, word: str) -> str:
         threads, main = self.far[word], self.process.facts.threads[0]

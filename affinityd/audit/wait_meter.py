@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from affinityd.audit.gather import ticks_since
 from affinityd.audit.jobs import membership, service
 from affinityd.audit.model import ProcessFacts
-from affinityd.audit.waits import (
-    NEIGHBOR,
-    NOTABLE,
-    OWN_THREADS,
-    SYSTEM,
-    Runner,
-    Waits,
-)
+from affinityd.audit.waits import NEIGHBOR, NOTABLE, OWN_THREADS, SYSTEM, Runner, Waits
 from affinityd.cpuset import CpuSet
 from affinityd.grouping import REMEMBERED
 from affinityd.linux.cgroup import mask_of
@@ -40,14 +33,9 @@ from affinityd.linux.scheduling import (
     throttling,
 )
 
-#: Processes that are looked at as others: those that used most CPU time.
-MOST_OTHERS = 64
-#: Threads of each of them whose masks are read.
-MOST_MASKS = 256
-#: systemd's service that runs a user's own processes: no daemon of the node.
-OF_USER = "user@"
-#: A process that ran for less than this part of the interval is not looked at.
-LEAST_PART = 0.005
+MOST_OTHERS = 64  #: other processes that are looked at: those that used most CPU time
+MOST_MASKS = 256  #: of the threads of each of them
+LEAST_PART = 0.005  #: of the interval, for which an other process has run at least
 #: Where a process ran for longer than its living threads by this part, some threads have ended.
 SHORT_LIVED_PART = 0.2
 #: Ticks that a process and its threads may differ by, since they are read one after another.
@@ -75,7 +63,7 @@ class Other:
         # Threads that OpenMP has bound have a CPU each: the main thread's is but one of them.
         mask = frozenset().union(*{mask for tid in tids if (mask := mask_of(tid)) is not None})
         unit, owner = service(cgroups), membership(cgroups, proc.removesuffix("proc")).owner
-        if unit is not None and unit.startswith(OF_USER):
+        if unit is not None and unit.startswith("user@"):  # it runs a user's own processes
             unit = None
         return cls(stat, ran, mask, uid_of(stat.number, proc), owner, unit)
 

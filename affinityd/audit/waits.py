@@ -15,17 +15,10 @@ from affinityd.text import count
 THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM = "throttled", "own_threads", "neighbor", "system"
 CAUSES = (THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM)
 
-#: Why the waits of a process are not known.
-SHORT_LIVED = "short-lived threads"
-
-#: A process waits if its threads do for more than this part of the interval.
-NOTABLE = 0.01
-#: A fact explains a wait if it accounts for this part of it.
-KNOWN = 0.2
-#: A limit that was used up in this part of its periods is the cause, even if others ran.
-MOSTLY = 0.5
-#: Other processes that a remedy names.
-MOST_NAMED = 3
+SHORT_LIVED = "short-lived threads"  #: why the waits of a process are not known
+NOTABLE = 0.01  #: a process waits if its threads do for more than this part of the interval
+KNOWN = 0.2  #: a fact explains a wait if it accounts for this part of it
+MOSTLY = 0.5  #: of its periods: a limit that was used up in these is the cause
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,7 @@ def remedy(waits: Waits, scheduler: str | None, bound_by: str | None = None) -> 
             f"its job has more threads to run than {count(len(waits.cpus), 'CPU')}: set "
             f"OMP_NUM_THREADS to at most {len(waits.cpus)}, or start fewer workers"
         )
-    names = ", ".join(other.label for other in waits.others[:MOST_NAMED])
+    names = ", ".join(other.label for other in waits.others[:3])
     return f"on its CPUs ran {names}: {_confine(waits, waits.others[0], scheduler)}"
 
 

@@ -24,9 +24,6 @@ from affinityd.topology.model import Gpu, GpuKey, Topology
 
 NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor, if its driver names the holders
 
-#: A process works on a GPU if it holds this part there of its memory in its first GPU.
-LEAST = 0.25
-
 NOT_ALL_PIDS = (
     "its processes are not visible here, in another pid namespace than the host's; share the "
     "host's (Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
@@ -109,9 +106,8 @@ def _sees_all_pids(proc: str) -> bool:
 def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]:
     """Return each process with the GPUs that it works on, by ascending pid.
 
-    It works on the GPU in which it holds most memory, and on those in which it holds a quarter of
-    that: a mere context, as NCCL leaves on GPU 0, is 300 to 500 MiB. A GPU in which its memory is
-    not known counts, too. A driver may name a thread instead of its process.
+    It works on the GPU in which it holds most memory, and on those with a quarter of that: a mere
+    context, as NCCL leaves on GPU 0, is 300 to 500 MiB. One with unknown memory counts, too.
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)
     for holding in sorted(holdings, key=lambda it: (-(it.memory_bytes or 0), it.gpu[1], it.gpu[0])):
@@ -119,7 +115,7 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
             of_process[process_of(holding.pid, proc) or holding.pid].append(holding)
     found = []
     for pid, held in sorted(of_process.items()):
-        least = (held[0].memory_bytes or 0) * LEAST
+        least = (held[0].memory_bytes or 0) / 4
         used = [it for it in held if it.memory_bytes is None or it.memory_bytes >= least]
         first = min(used, key=lambda it: (it.gpu[1], it.gpu[0]))
         beside = sorted({it.gpu for it in used} - {first.gpu})
@@ -199,14 +195,9 @@ def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
         yield Holding(pid, gpu.key, sum(sizes) if sizes else None, most)
 
 
-# The holders of AMD's GPUs, by the files of its compute driver: /sys/class/kfd/kfd/proc/PID.
-#
-# Source: kernel drivers/gpu/drm/amd/amdkfd/kfd_process.c (kfd_create_process, kfd_procfs_show,
-# kfd_procfs_queue_show). A process has its folder from its first open of /dev/kfd on, with a file
-# vram_GPUID of every GPU that it may open: that proves no use. A GPU in which it holds memory, or
-# has a queue, it uses. The pids are the host's. Its sdma_GPUID is never read: that stops its queues
-# for a moment. Newer kernels have context_N folders in PID, with the same files, for programs that
-# open the GPU more than once.
+# The holders of AMD's GPUs: /sys/class/kfd/kfd/proc/PID, kernel drivers/gpu/drm/amd/amdkfd/
+# kfd_process.c. A process uses a GPU in which it holds memory (vram_GPUID) or has a queue. To read
+# sdma_GPUID would stop its queues. Newer kernels have folders context_N with the same files.
 
 KFD = "class/kfd/kfd"
 
@@ -222,7 +213,7 @@ def kfd_holders(gpus: Sequence[Gpu], sys: str = "/sys") -> GpuHolders:
     if not os.path.isdir(processes):  # noqa: PTH112
         return GpuHolders.unknown_of(gpus, NO_KFD)
     gpu_of = _by_id(gpus, sys)
-    unlisted = [gpu for gpu in gpus if gpu not in gpu_of.values()]
+    unlisted = (gpu for gpu in gpus if gpu not in gpu_of.values())
     holdings = tuple(
         Holding(pid, gpu_of[number].key, memory)
         for pid in numbered(processes)
@@ -262,15 +253,11 @@ def _uses(folder: str) -> Mapping[str, int]:
     return uses
 
 
-# Holders by open device files, for drivers that list no processes: Ascend's, and others'.
-#
-# A file's place in sysfs tells its GPU: /sys/dev/char/MAJ:MIN, kernel
-# Documentation/ABI/testing/sysfs-dev. Ascend's files have no place there (the driver
-# calls device_create without a parent): they go by their names. /dev/davinciN is taken to be the
-# N-th NPU in PCI bus order. Open files: proc_pid_fd(5).
+# Holders by open device files, for drivers that list no processes: proc_pid_fd(5). A file's place
+# in sysfs tells its GPU: /sys/dev/char/MAJ:MIN. Ascend's have no place there: /dev/davinciN is
+# taken to be the N-th NPU in PCI bus order.
 
-#: A process that held none is looked at again at every such scan.
-EVERY = 8
+EVERY = 8  #: scans after which a process that held none is looked at again
 
 #: Seconds that a scan may take; new processes and holders that were not reached come next time.
 LIMIT = 2.0
@@ -281,15 +268,10 @@ ROOT_ONLY = (
 TOO_MANY = f"not all processes' open files were read within {LIMIT:g} s; the next scan continues"
 NO_FILE = "its device file is not known; is its driver loaded?"
 
-#: Files of a GPU's that are opened to look after it, not to compute: /dev/accel/accel_controlD0,
-#: /dev/hl_controlD0, /dev/i2c-3, /dev/ptp0.
+#: Files of a GPU's that are opened to look after it, not to compute.
 _is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
 
-#: Vendor → names of its device files, before a number, where sysfs does not tell their GPU.
-NAMES = {"huawei": "davinci"}
-
-#: The folder of device files, by default; and the files there that most processes have open.
-DEV = "/dev/"
+#: Files that most processes have open.
 COMMON = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108 - names
 
 
@@ -306,7 +288,7 @@ class GpuDeviceFiles:
         Files elsewhere are skipped: stat(2) may wait for a file server that does not answer.
         """
         return target.rpartition("/")[2] in self.names or (
-            target.startswith(DEV) and not target.startswith(COMMON)
+            target.startswith("/dev/") and not target.startswith(COMMON)
         )
 
 
@@ -364,8 +346,9 @@ def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> G
     found = list(_by_place(gpus, sys))
     placed = {key for _, _, key in found}
     for gpu in gpus:
-        name = f"{NAMES.get(gpu.vendor)}{gpu.index}"
-        if gpu.key not in placed and (number := _number(f"{dev}/{name}")) is not None:
+        name = f"davinci{gpu.index}"
+        number = _number(f"{dev}/{name}")
+        if gpu.vendor == "huawei" and gpu.key not in placed and number is not None:
             found.append((number, name, gpu.key))
     return GpuDeviceFiles(
         {number: key for number, _, key in found}, frozenset(name for _, name, _ in found)

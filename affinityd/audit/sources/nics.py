@@ -20,8 +20,6 @@ from affinityd.topology.model import SYS, Gpu, Topology
 from affinityd.topology.nearness import name_gpus
 from affinityd.topology.rdma import nics_of_gpus, verbs_ports
 
-NCCL = "nccl"
-
 
 @dataclass(frozen=True)
 class NicUse:
@@ -68,31 +66,26 @@ def _named(topology: Topology, library: str, said: str) -> Collection[str]:
         return ()
     listed = (it.partition(":")[0].strip() for it in said.removeprefix("=").split(","))
     names = tuple(filter(None, listed))
-    if library != NCCL or said.startswith("="):
+    if library != "nccl" or said.startswith("="):
         return names
     devices = (port.device for nic in topology.nics for port in nic.ports)
     return [device for device in devices if device.startswith(names)]
 
 
-# The RDMA devices that a process has open, and the variables that choose them.
-#
-# Sources: proc_pid_fd(5), proc_pid_environ(5); /sys/class/infiniband_verbs/uverbsN/ibdev, kernel
-# drivers/infiniband/core/uverbs_main.c; Slingshot's files are /dev/cxiN.
-
-VERBS, SLINGSHOT = "/dev/infiniband/uverbs", "/dev/cxi"
-
-
 def nic_use(pid: int, root: str = "") -> NicUse:
-    """Return a process's choice of RDMA devices, and those that it has open, where readable."""
+    """Return a process's choice of RDMA devices, and those that it has open, where readable.
+
+    Files: /dev/infiniband/uverbsN, named by /sys/class/infiniband_verbs/uverbsN/ibdev; /dev/cxiN.
+    """
     environ = environment_of(pid, root) or {}
     variables = {name: said for name in NIC_VARIABLES.values() if (said := environ.get(name))}
     folder, opened = f"{root}/proc/{pid}/fd", set()
     for name in listed(folder):
         with suppress(OSError):
             file = os.readlink(f"{folder}/{name}")
-            if file.startswith(VERBS):
-                number = file.removeprefix(VERBS)
-                opened.add(text(f"{root}/sys/class/infiniband_verbs/uverbs{number}/ibdev"))
-            elif file.startswith(SLINGSHOT):
+            if file.startswith("/dev/infiniband/uverbs"):
+                device = file.removeprefix("/dev/infiniband/")
+                opened.add(text(f"{root}/sys/class/infiniband_verbs/{device}/ibdev"))
+            elif file.startswith("/dev/cxi"):
                 opened.add(file.removeprefix("/dev/"))
     return NicUse(variables, tuple(sorted(opened - {""})))

@@ -130,7 +130,6 @@ def _verifications(
         is_self = facts.pid == os.getpid()
         with_cpuset = replace(facts, cpuset=facts.cpuset or planner.cpuset(process))
         judged = by_plan(judge, with_cpuset, used.ranks[facts.holder or facts.pid])
-        doubt = used.doubts.get(facts.pid)
         (pid, placement) = (facts.pid, judged.process.placement)
         policy = memory_policy.own_policy() if is_self else memory_policy.policy_of(pid)
         yield replace(
@@ -139,7 +138,7 @@ def _verifications(
             policy=policy,
             memory=HostMemory.of(pid, judged.near, placement, policy),
             is_self=is_self,
-            doubts=(doubt,) if doubt else (),
+            doubt=used.doubts.get(facts.pid, ""),
             remark=used.remarks.get(facts.pid, ""),
             owner=owner_of(with_cpuset),
         )
