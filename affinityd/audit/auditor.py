@@ -45,11 +45,8 @@ from affinityd.topology.model import GpuKey, Keys, Topology, keys_before, moved
 READING = 5.0  #: seconds that a scan may read /proc
 MINUTE = 60.0
 
-MOST_LATE_NAMES = 8  #: of users, that a directory may owe at once
-
 HIDDEN = "some of its processes are hidden here, by hidepid= of /proc: run this as root"
 
-#: Adds what kubelet gave the containers of processes.
 NamePods = Callable[[Topology, list[AuditedProcess], ContainerNames], NamedPods]
 
 
@@ -62,20 +59,18 @@ class Auditor:
         proc: str = PROC,
         *,
         reserved: CpuSet = frozenset(),
-        name_pods: NamePods | None = None,
+        name_pods: Callable[[Topology, list[AuditedProcess], ContainerNames], NamedPods]
+        | None = None,
         memory_seconds: float = MEMORY_SECONDS,
     ) -> None:
-        """Take the source of holders, and the CPUs that no plan gives.
-
-        `memory_seconds`: how long a scan looks for the place of memory.
-        """
+        """Take the source of holders; a scan looks `memory_seconds` for the place of memory."""
         self._held = held
         self._name_pods = name_pods
         self._proc = proc
         self._records = ScanRecords(partial(has_ended, proc=proc))
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter(memory_seconds)
-        self._users = Answers(user_name, MOST_LATE_NAMES)
+        self._users = Answers(user_name, 8)  # that a directory may owe at once
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         #: The last scan saw a holder without a process for the first time: it may just have ended.
         self.has_unconfirmed = False
@@ -220,12 +215,12 @@ class ScanRecords:
         )
 
 
-# A thread's time goes to the CPU that it ran on last: a sum over many threads and scans is right.
-# Time of ended threads and children goes where that of the living threads of their process went.
-
-
 class CpuTimeCounters:
-    """The counters of GPUs; what was not seen at a scan counts at a later one."""
+    """The counters of GPUs; what was not seen at a scan counts at a later one.
+
+    A thread's time goes to the CPU that it ran on last; that of ended threads and children where
+    the time of the living threads of their process went.
+    """
 
     def __init__(self, ticks: int, is_over: Callable[[int, int], bool]) -> None:
         self._ticks = ticks  # in a second

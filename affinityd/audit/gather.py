@@ -167,16 +167,14 @@ def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
     ]
 
 
-# What set the mask of a process, as far as its environment, cpuset and threads tell.
-
 #: The file of an OpenMP runtime among those that a process maps: of GCC, Intel or LLVM.
 RUNTIME = re.compile(r"/(lib(?:gomp|iomp5|omp)\b[^/\n]*)$", re.MULTILINE)
 
 
 def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
-    """Return what set a process's mask, or moved threads of it, and how that ends.
+    """Return what set a process's mask, or moved threads of it; None: nothing, or it is not known.
 
-    None: nothing did, or it left no trace. It waits for a lock of the process's memory.
+    It waits for a lock of the process's memory.
     """
     environ, main = environment_of(facts.pid, root) or {}, facts.threads[0].mask
     ours, slices = frozenset[int](), list[CpuSet]()

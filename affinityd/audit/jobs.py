@@ -120,7 +120,6 @@ def membership_of_path(path: str) -> Membership:
             slurm["step"],
             sluid=slurm["sluid"],
             container=_container(of_root[slurm.end() :]),
-            outside=_container(of_root[: slurm.start() + 1]),
         )
     for pod in _pods(of_root):
         # Paths outside of the reader's namespace may lack upper folders, such as kubepods.
@@ -138,13 +137,11 @@ def _container(path: str) -> str | None:
     return found["id"] if found else None
 
 
-# A server may be the parent of the engine that holds the GPU: a pin should move both.
-
 MOST_ABOVE = 8  #: ancestors that are looked at
 
 
 def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[int, int]:
-    """Return the topmost process that runs as far as a holder, by the holder's pid.
+    """Return the topmost process that a pin should move with a holder, as a server with its engine.
 
     It and all between are of the holder's process group: a session's shell is not. It is above no
     holder of other GPUs, and most of its children lead to holders, not to ranks without a GPU yet.
@@ -217,14 +214,11 @@ def missing_process(holding: Holding) -> AuditedProcess:
     return AuditedProcess(facts, UNKNOWN, threads=(), orphan=NOT_THERE)
 
 
-# Where Slurm does not run the jobs a process may be meant to outlive its user's login, as with
-# nohup(1), and is no orphan.
-
 STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end
 
 
 class ProcessOwners:
-    """Finds the owners of one scan's processes."""
+    """Finds the owners of one scan's processes on a node of Slurm; elsewhere nohup(1) is meant."""
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes

@@ -233,9 +233,7 @@ def with_allocations(
         for it in found
         if it.facts.holding and it.facts.membership.job and it.facts.cpuset and not it.is_daemon
     ]
-    by_job = grouped(  # a container may have jobs of its own
-        of_jobs, lambda facts: (facts.membership.job, facts.membership.outside)
-    )
+    by_job = grouped(of_jobs, lambda facts: facts.membership.job)
     share = cache(lambda cpuset, of: shares.of(cpuset, by_job[of]))
     share_of = {it.pid: share(it.cpuset, of) for of, holders in by_job.items() for it in holders}
     with_shares = ((it, share_of.get(it.facts.holder or it.facts.pid)) for it in found)

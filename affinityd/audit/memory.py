@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -113,21 +113,20 @@ class HostMemory:
     @property
     def pinned(self) -> tuple[str, ...]:
         """Why some of it is likely pinned, and then stays; empty: it likely is not."""
-        buffers = round(self.resident.size * self._part({CUDA_MAPPED}))
+        buffers = self._buffers(self.resident.nodes)
         sizes = {**self.resident.locked, **({CUDA_MAPPED: buffers} if buffers else {})}
         return tuple(f"{name} {amount(size)}" for name, size in sizes.items())
 
     @property
     def pinned_far(self) -> int:
         """Bytes of far memory that likely are pinned."""
-        buffers = self.resident.size * self._part({CUDA_MAPPED}, self.far)
-        return min(self.placed[FAR], round(buffers) + sum(self.resident.locked.values()))
+        return min(self.placed[FAR], self._buffers(self.far) + sum(self.resident.locked.values()))
 
-    def _part(self, kinds: Collection[str], nodes: Collection[int] | None = None) -> float:
-        """Return the part of the resident memory that is of these kinds, on these nodes."""
-        every = self.resident.nodes
-        drawn = self.resident.pages(every)
-        return self.resident.pages(every if nodes is None else nodes, kinds) / max(1, drawn)
+    def _buffers(self, nodes: frozenset[int]) -> int:
+        """Return the bytes of CUDA buffers on these nodes."""
+        drawn = self.resident.pages(self.resident.nodes)
+        part = self.resident.pages(nodes, {CUDA_MAPPED}) / max(1, drawn)
+        return round(self.resident.size * part)
 
     @property
     def cause(self) -> str | None:

@@ -70,7 +70,6 @@ class Membership:
     job: Job | None = None
     step: str | None = None  #: Slurm's: "0", "batch", "extern", "interactive"
     container: str | None = None  #: the runtime's id of it
-    outside: str | None = None  #: of the container in which Slurm itself runs
     sluid: str | None = None  #: the name of a Slurm job's folders without its number
 
     @property

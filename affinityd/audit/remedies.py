@@ -16,12 +16,6 @@ from affinityd.linux.processes import INIT
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import ALLOCATION, FAR, UNPINNED, Vicinity
 
-#: For a pod's process, which no command in the daemon's own container may pin.
-BY_RUNTIME = (
-    "label the pod affinityd=on, or list its namespace (kubernetes.nri of the chart), and start it "
-    "again"
-)
-
 PIN_FIXES = "{pin} fixes that"
 START_HERE = "start commands here with affinityd exec {options}-- COMMAND"
 START_WITH_MEMORY = "start it with affinityd exec --memory preferred"
@@ -36,10 +30,6 @@ SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
 RESCAN = (
     "rescan the PCI bus for it (echo 1 > /sys/bus/pci/rescan) or reboot; if it was taken out, "
     "restart the daemon"
-)
-MAY_COMPUTE = (
-    "it may still compute: ask its user, and end it when its CPU time (ps -o time= PID) no "
-    "longer grows"
 )
 
 
@@ -87,7 +77,10 @@ class Remedies:
         if process.cause == UNPINNED:
             why = f"it may run on every CPU, and {place}"
         if process.facts.membership.scheduler == KUBERNETES:
-            return f"{why}; {BY_RUNTIME}"
+            return (
+                f"{why}; label the pod affinityd=on, or list its namespace (kubernetes.nri of the "
+                "chart), and start it again"
+            )
         start = "; start it with affinityd exec" if process.cause == UNPINNED else ""
         return f"{why}{start}; {self._pin(process, near.gpus)} fixes it now"
 
@@ -107,7 +100,10 @@ class Remedies:
             # Its parent may be a running job that notices soon: no remedy may kill that.
             parent = f"check process {facts.parent}, which must wait(2) for it or end"
             return parent if facts.parent > INIT else None
-        return MAY_COMPUTE
+        return (
+            "it may still compute: ask its user, and end it when its CPU time (ps -o time= PID) no "
+            "longer grows"
+        )
 
     def _target(self, process: AuditedProcess) -> AuditedProcess:
         """Return the process that a pin should name: its holder, or itself."""
@@ -150,9 +146,7 @@ def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
     return f"affinityd pin {'--tree ' if tree else ''}{'--force ' if force else ''}{gpus}{pid}"
 
 
-# Sources: Kubernetes "Control CPU Management Policies on the Node", "Control Topology Management
-# Policies on a node"; pkg/kubelet/cm/topologymanager: it aligns no device by DRA.
-
+#: Source: Kubernetes pkg/kubelet/cm/topologymanager.
 BY_DRA = (
     "kubelet aligns no CPUs with devices by DRA: claim CPUs by DRA too, with a constraint "
     "matchAttribute that both drivers have"

@@ -1,7 +1,4 @@
-"""`affinityd verify`: the audit's judgment of processes, with their plans. Pure.
-
-Every thread counts, also one that a library pinned.
-"""
+"""`affinityd verify`: judges processes by their plans, with all of their threads. Pure."""
 
 from __future__ import annotations
 

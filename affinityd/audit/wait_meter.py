@@ -157,6 +157,7 @@ class WaitMeter:
             cpus = frozenset[int]().union(*masks) or waiter.cpus
             of_process = waiter.cpu_ticks - (waiter_before.cpu_ticks if waiter_before else 0)
             has_short_lived = of_process > (1 + SHORT_LIVED_PART) * sum(ran) + LEAST_TICKS
+            both = cpus & since.stolen.keys() & look.stolen.keys()
             waits[waiter.pid] = Waits(
                 seconds,
                 None if has_short_lived else waited,
@@ -167,7 +168,7 @@ class WaitMeter:
                 limit.seconds,
                 limit.used_up / limit.periods if limit.periods else 0.0,
                 folder,
-                _grown(since.stolen, look.stolen, cpus),
+                sum(max(0.0, look.stolen[cpu] - since.stolen[cpu]) for cpu in both),
                 runners_beside(waiter, cpus, others) if waited > NOTABLE * seconds else [],
                 times,
                 is_bound_to_one=len(cpus) == 1 < len(masks)
@@ -267,8 +268,3 @@ class WaitMeter:
             Other.of(processes.by_pid[pid], used[pid, start], self._proc)
             for pid, start in busiest[:MOST_OTHERS]
         ]
-
-
-def _grown(before: Mapping[int, float], after: Mapping[int, float], cpus: CpuSet) -> float:
-    """Return by how much the seconds of CPUs have grown, of those online at both moments."""
-    return sum(max(0.0, after[cpu] - before[cpu]) for cpu in cpus & before.keys() & after.keys())

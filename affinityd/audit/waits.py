@@ -31,11 +31,6 @@ class Runner:
     owner: str | None  #: its job, container or service
     ran: float  #: that part of its time which these CPUs are of its mask
 
-    @property
-    def label(self) -> str:
-        """How a sentence names it."""
-        return f"{self.name} (process {self.pid}{f' of {self.owner}' if self.owner else ''})"
-
 
 @dataclass(frozen=True)
 class Waits:
@@ -99,8 +94,12 @@ def remedy(waits: Waits, scheduler: str | None, bound_by: str | None = None) -> 
             f"its job has more threads to run than {count(len(waits.cpus), 'CPU')}: set "
             f"OMP_NUM_THREADS to at most {len(waits.cpus)}, or start fewer workers"
         )
-    names = ", ".join(other.label for other in waits.others[:3])
-    return f"on its CPUs ran {names}: {_confine(waits, waits.others[0], scheduler)}"
+    names = []
+    for other in waits.others[:3]:
+        owner = f" of {other.owner}" if other.owner else ""
+        names.append(f"{other.name} (process {other.pid}{owner})")
+    confine = _confine(waits, waits.others[0], scheduler)
+    return f"on its CPUs ran {', '.join(names)}: {confine}"
 
 
 def _confine(waits: Waits, other: Runner, scheduler: str | None) -> str:

@@ -1,7 +1,4 @@
-"""The holders of the machine's GPUs, by each vendor's own source: each process once.
-
-NVIDIA: NVML, called in a child. AMD: KFD. All others: the holders of the device files.
-"""
+"""The holders of GPUs: NVIDIA's by NVML, AMD's by KFD, others' by open device files."""
 
 # ruff: noqa: PTH115, PTH116, PTH208 - thousands of files are looked at; pathlib is slower
 
@@ -47,22 +44,20 @@ class HolderSources:
         """Take the function that calls NVML; while the file `hold` exists, it is not called."""
         self._proc, self._sys, self._clock = proc, sys, clock
         self._ask_nvml = ask_nvml
-        self._nvml = self._asked, DriverMaintenance(sys, hold, proc), driver
+        self._maintenance = DriverMaintenance(sys, hold, proc)
+        self._driver = driver
         self._late = 0  # scans in a row in which NVML did not answer in time
         self._files = DeviceFileScanner(proc, sys, dev)
         self._seen: dict[str, Gpu] = {}  # by PCI address: all whose processes were known once
 
     def held(self, topology: Topology) -> GpuHolders:
-        """Return the holders of the GPUs now, and the GPUs with unknown holders.
-
-        A process that has started since it was `asked` may have the pid of one that has ended.
-        """
+        """Return the holders of the GPUs now, and the GPUs with unknown holders."""
         asked = self._clock()
         gpus = topology.gpus
         if not _sees_all_pids(self._proc):
             return replace(GpuHolders.unknown_of(gpus, NOT_ALL_PIDS), asked=asked)
         parts = (
-            nvml_holders([gpu for gpu in gpus if gpu.vendor == NVIDIA], *self._nvml),
+            self._nvml_holders([gpu for gpu in gpus if gpu.vendor == NVIDIA]),
             kfd_holders([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
             self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
         )
@@ -77,11 +72,19 @@ class HolderSources:
             loads=parts[0].loads,
         )
 
-    def _asked(self, seconds: float) -> ProcessReport:
-        """Ask NVML, which a busy CPU may make late once or twice, too."""
-        report = self._ask_nvml(seconds)
+    def _nvml_holders(self, gpus: Sequence[Gpu]) -> GpuHolders:
+        if not gpus:
+            return GpuHolders()
+        # NVML would load a driver that is not there, and so fight an upgrade.
+        is_loaded = os.path.exists(f"{self._driver}/version")  # noqa: PTH110 - a scan is cheap
+        reason = self._maintenance.reason() if is_loaded else NO_DRIVER
+        if reason:
+            return GpuHolders.unknown_of(gpus, reason)
+        report = self._ask_nvml(NVML_SECONDS)
+        # A busy CPU may make it late, too.
         self._late = self._late + 1 if report.is_late else 0
-        return replace(report, has_hung=report.has_hung or self._late >= MOST_LATE)
+        has_hung = report.has_hung or self._late >= MOST_LATE
+        return processes_of(replace(report, has_hung=has_hung), gpus)
 
     def _gone(self, gpus: Sequence[Gpu], unknown: Collection[GpuKey]) -> tuple[Gpu, ...]:
         """Return the GPUs that worked before; one that vfio-pci has now is in use elsewhere."""
@@ -123,28 +126,9 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
     return tuple(found)
 
 
-# The holders of NVIDIA's GPUs, by NVML, which is not called during maintenance of the driver.
-
 NVML_SECONDS = 10.0  #: that NVML may take to answer
 MOST_LATE = 3  #: scans in a row in which it did not: it hangs
-
 NO_DRIVER = "NVIDIA's driver is not loaded"
-NO_LONGER_LISTED = "NVML does not list GPU {gpu} any more"
-
-
-def nvml_holders(
-    gpus: Sequence[Gpu],
-    ask: Callable[[float], ProcessReport],
-    maintenance: DriverMaintenance,
-    driver: str,
-) -> GpuHolders:
-    """Return the holders of NVIDIA's GPUs, or why they are not known; `driver`: in /proc."""
-    if not gpus:
-        return GpuHolders()
-    # NVML would load a driver that is not there, and so fight an upgrade.
-    is_loaded = os.path.exists(f"{driver}/version")  # noqa: PTH110 - a scan is cheap
-    reason = maintenance.reason() if is_loaded else NO_DRIVER
-    return GpuHolders.unknown_of(gpus, reason) if reason else processes_of(ask(NVML_SECONDS), gpus)
 
 
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
@@ -159,9 +143,8 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
     for gpu in gpus:
         listed = next((it for it in report.gpus if _is_of(it, gpu)), None)
         if listed is None:
-            unknown[gpu.key] = NO_LONGER_LISTED.format(
-                gpu=f"{gpu.index} ({gpu.uuid or gpu.pci_bus_id})"
-            )
+            name = f"{gpu.index} ({gpu.uuid or gpu.pci_bus_id})"
+            unknown[gpu.key] = f"NVML does not list GPU {name} any more"
             lost.add(gpu.key)
             continue
         loads[gpu.key] = listed.load

@@ -68,9 +68,6 @@ def test_the_gpus_of_a_job_divide_what_it_asked_for() -> None:
     second = of_slurm("4-7", "0-1,4-7", pid=200, gpu=SECOND)
     assert causes(first, second, on=PAIR) == ["mask", None]  # each has two, or four, near its own
     assert causes(first, on=PAIR) == ["allocation"]  # alone it asked for all six
-    # A job of a Slurm that runs in a container is none of the node's.
-    other = replace(second, membership=replace(SLURM_JOB, outside="c" * 64))
-    assert causes(first, other, on=PAIR)[0] == "allocation"
 
 
 def test_what_works_for_a_process_or_is_below_its_cgroup_is_judged_with_it() -> None:

@@ -30,10 +30,10 @@ IN_POD = f"kubernetes {UID} container {ID}"
 
 
 def member(cgroups: str) -> str:
-    """Return the job, step and container of a process, and what Slurm is in."""
+    """Return the job, step and container of a process."""
     it = membership(cgroups)
     job = f"{it.job.scheduler} {it.job.id}" if it.job else None
-    named = {"step": it.step, "container": it.container, "outside": it.outside}
+    named = {"step": it.step, "container": it.container}
     return " ".join(filter(None, (job, *(f"{name} {id_}" for name, id_ in named.items() if id_))))
 
 

@@ -13,7 +13,6 @@ from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources import (
     NO_DRIVER,
     NO_KFD,
-    NO_LONGER_LISTED,
     NOT_ALL_PIDS,
     NOT_LISTED,
     NVML_SECONDS,
@@ -86,8 +85,8 @@ def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
         (Holding(8, THIRD, 100), Holding(7, FIVE[4].key, 100)),
         {
             FIRST: "NVML: GPU is lost",
-            SECOND: NO_LONGER_LISTED.format(gpu="1 (GPU-1)"),
-            FIVE[3].key: NO_LONGER_LISTED.format(gpu="3 (GPU-3)"),
+            SECOND: "NVML does not list GPU 1 (GPU-1) any more",
+            FIVE[3].key: "NVML does not list GPU 3 (GPU-3) any more",
         },
         lost=frozenset([FIRST, SECOND, FIVE[3].key]),
         loads=loads,
