@@ -5,7 +5,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,13 +15,10 @@ from tests.e2e.slurm.alone import Node, task_prolog
 from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn, with_constants
 from tests.support.machines.facts import machine
 from tests.support.paths import REPOSITORY, open_folder
-from tests.support.tiny import BOTH, FAR, LOOK, NEAR, affinityd, tiny, tiny_tree
+from tests.support.tiny import BOTH, FAR, NEAR, tiny, tiny_tree
 
 #: The release before this one; there is no tag yet.
 PREVIOUS = "e17663234fc90a65d4d21dd58fb3916f4a889ce2"
-
-VERIFY = (sys.executable, "-m", "affinityd", "verify")
-PLACES = {"0": NEAR, "1": FAR}  #: GPU → the only CPU that is right for it
 
 
 def git(*words: str) -> subprocess.CompletedProcess[bytes]:
@@ -61,19 +57,6 @@ def test_both_releases_answer_the_same(tmp_path: Path, previous: Path, root: str
 
     before, now = lines(previous), lines(None)
     assert all(old <= new for old, new in zip(before, now, strict=True))
-
-
-def test_exec_and_verify_of_the_release_before_ask_a_daemon_of_today(
-    tmp_path: Path, previous: Path, root: str
-) -> None:
-    with running(tmp_path, "--root", root) as daemon:
-        env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket)}
-        for gpu, cpu in PLACES.items():
-            pinned = affinityd("exec", "--gpus", gpu, "--", *LOOK, env=env, checkout=previous)
-            assert (pinned.cpus, pinned.stderr) == (cpu, "")
-            words = ("exec", "--gpus", gpu, "--", *VERIFY, "--gpus", gpu)
-            verified = affinityd(*words, env=env, checkout=previous)
-            assert (verified.status, verified.stderr) == (0, "")
 
 
 #: A task of a Slurm step of two, which see the same GPUs.

@@ -75,10 +75,8 @@ def test_each_control_asks_another_plan_and_the_address_has_the_question(open_ta
 @pytest.mark.parametrize(
     "query",
     [
-        "mode=node&share=requested",
         "ranks=24&mode=node",
         "gpus=0,1,4&cpuset=8-60,112-200&multithreading=single_logical",
-        "gpus=7&scope=socket&max_physical_cores=3",
     ],
 )
 def test_the_page_marks_a_plan_as_the_daemon_s_picture_does(query: str, open_tab: Opens) -> None:

@@ -1,20 +1,14 @@
 """What runs now, on the page: processes over a forwarded socket, counts over TCP."""
 
-import shutil
 import signal
-import socket
-import socketserver
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext
 
 from affinityd.audit.verdict import FINDINGS
-from tests.e2e.page.conftest import Node, Tab
+from tests.e2e.page.conftest import AUDIT, Node, Tab
 from tests.support.children import sleeping
 from tests.support.cpusets import cgroup, needs_cpuset, step_parts
 from tests.support.daemons import eventually, free_port
@@ -54,37 +48,37 @@ def text(tab: Tab, selector: str) -> str:
     return " ".join(tab.page.locator(selector).all_inner_texts())
 
 
-def test_a_user_sees_far_processes(node: ScanningNode, pid: int, context: BrowserContext) -> None:
-    with forwarded(node.daemon.socket) as port:
-        tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
-        eventually(lambda: str(pid) in words(tab), "it is listed")
-        assert {f"slurm {JOB}", "remote, mask, orphan", FAR} <= {*words(tab)}  # no slurmd runs here
-        assert "GPU 0 is used from far away" in text(tab, "#verdict .far")
-        assert f"affinityd pin --gpus {uuid(0)} {pid}" in text(tab, "#verdict .far code")
-        card = text(tab, ".card.far")
-        assert all(
-            it in card for it in ("GPU 0", f"slurm {JOB}, user root", "1 remote; cause: 1 mask")
-        )
-        assert "runs" not in tab.drawn()[int(FAR)]
-        tab.page.get_by_label("show processes on the picture").check()
-        eventually(lambda: {"runs", "far"} <= tab.drawn()[int(FAR)], "it is drawn")
-        assert "runs" not in tab.drawn()[int(NEAR)]
-        gpu = tab.picture.locator('.gpu[data-name="nvidia:0"]')
-        assert gpu.locator(".job").text_content() == f"slurm {JOB}"
-        assert "far" in (gpu.get_attribute("class") or "")
-        frame = tab.picture.locator(f'.cpu[data-name="{FAR}"] > rect')
-        assert frame.evaluate("it => getComputedStyle(it).stroke") == "rgb(176, 0, 32)"
-        # It is moved near its GPU: the next scan, and so the page, shows that.
-        subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
-        eventually(lambda: "local, orphan" in words(tab), "it is near")
-        assert "far" not in set().union(*tab.drawn().values())
-        assert (
-            text(tab, "#verdict b")
-            == "GPU 0 is held by processes of no living job, or that have ended"
-        )
-        tab.page.locator("[name=running]").uncheck()
-        eventually(lambda: "runs" not in set().union(*tab.drawn().values()), "none is drawn")
-        assert tab.errors == []
+def test_a_user_sees_far_processes(
+    node: ScanningNode, pid: int, port: int, context: BrowserContext
+) -> None:
+    # As over a forwarded port, where the daemon knows who asks.
+    context.route(AUDIT, lambda route: route.fulfill(body=node.daemon.get("/audit").body))
+    tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
+    eventually(lambda: str(pid) in words(tab), "it is listed")
+    assert {f"slurm {JOB}", "remote, mask, orphan", FAR} <= {*words(tab)}  # no slurmd runs here
+    assert "GPU 0 is used from far away" in text(tab, "#verdict .far")
+    assert f"affinityd pin --gpus {uuid(0)} {pid}" in text(tab, "#verdict .far code")
+    card = text(tab, ".card.far")
+    assert all(it in card for it in ("GPU 0", f"slurm {JOB}, user root", "1 remote; cause: 1 mask"))
+    assert "runs" not in tab.drawn()[int(FAR)]
+    tab.page.get_by_label("show processes on the picture").check()
+    eventually(lambda: {"runs", "far"} <= tab.drawn()[int(FAR)], "it is drawn")
+    assert "runs" not in tab.drawn()[int(NEAR)]
+    gpu = tab.picture.locator('.gpu[data-name="nvidia:0"]')
+    assert gpu.locator(".job").text_content() == f"slurm {JOB}"
+    assert "far" in (gpu.get_attribute("class") or "")
+    frame = tab.picture.locator(f'.cpu[data-name="{FAR}"] > rect')
+    assert frame.evaluate("it => getComputedStyle(it).stroke") == "rgb(176, 0, 32)"
+    # It is moved near its GPU: the next scan, and so the page, shows that.
+    subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
+    eventually(lambda: "local, orphan" in words(tab), "it is near")
+    assert "far" not in set().union(*tab.drawn().values())
+    assert (
+        text(tab, "#verdict b") == "GPU 0 is held by processes of no living job, or that have ended"
+    )
+    tab.page.locator("[name=running]").uncheck()
+    eventually(lambda: "runs" not in set().union(*tab.drawn().values()), "none is drawn")
+    assert tab.errors == []
 
 
 @pytest.mark.usefixtures("pid")
@@ -136,32 +130,3 @@ def test_the_same_scan_is_not_sent_twice(node: ScanningNode) -> None:
 
     eventually(is_known, "it is asked twice between two scans")
     assert node.daemon.get("/audit", **{"if-none-match": '"older"'}).status == 200
-
-
-# A port that leads to a unix socket, as `ssh -L` makes one.
-
-
-@contextmanager
-def forwarded(path: Path) -> Iterator[int]:
-
-    class Connection(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
-                daemon.connect(str(path))
-                back = threading.Thread(target=copy, args=(daemon, self.request), daemon=True)
-                back.start()
-                copy(self.request, daemon)
-                back.join()
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
-
-
-def copy(source: socket.socket, to: socket.socket) -> None:
-    with suppress(OSError), source.makefile("rb", buffering=0) as data, to.makefile("wb", 0) as out:
-        shutil.copyfileobj(data, out)
-    with suppress(OSError):
-        to.shutdown(socket.SHUT_WR)

@@ -19,8 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import config
-from affinityd.config import settings
 from affinityd.daemon.state.scans import NICENESS
 from tests.support.children import children_of
 from tests.support.daemons import PATIENCE, Daemon, eventually, is_ready
@@ -109,7 +107,6 @@ def _cgroup() -> Iterator[Path]:
             Path(path).rmdir()
 
 
-DEPLOY = UNIT.parent
 TRUE = shutil.which("true") or "/bin/true"
 
 
@@ -135,25 +132,6 @@ def test_its_exposure_is_limited(tmp_path: Path) -> None:
     unit = installed(tmp_path, UNIT.read_text(), {})
     security = ("systemd-analyze", "security", "--offline=true", "--no-pager")
     printed(*security, "--threshold=21", unit)
-
-
-#: What the file has for what starts jobs, besides the daemon's settings.
-OF_JOBS = {"mode", "nics", "scope", "drain"}
-
-
-def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_path: Path) -> None:
-    lines = (DEPLOY / "affinityd.conf").read_text().splitlines()
-    assignments = [line[1:] for line in lines if line.startswith("#" + config.PREFIX)]
-    names = [line.split("=")[0].removeprefix(config.PREFIX).lower() for line in assignments]
-    assert set(names) == (set(settings.SETTING_NAMES) - {"root", "machine"}) | OF_JOBS
-    sample, empty = tmp_path / "affinityd.conf", tmp_path / "empty.conf"
-    sample.write_text("\n".join(assignments))
-    empty.touch()
-    loaded = settings.load({}, {"AFFINITYD_CONFIG": str(sample)})
-    default = settings.load({}, {"AFFINITYD_CONFIG": str(empty)})
-    assert (loaded.listen, loaded.log_format) == (default.listen, default.log_format)
-    assert loaded.reserved_cpus == {0, 64}
-    assert (loaded.scan_interval, loaded.job_series) == (default.scan_interval, default.job_series)
 
 
 # What the daemon does not survive: a real systemd starts it again.

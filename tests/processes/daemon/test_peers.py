@@ -216,27 +216,6 @@ def test_over_tcp_on_a_replayed_machine_and_without_a_connection_no_caller_is_kn
     assert told(None) is None
 
 
-ANOTHER = ("setpriv", "--reuid=1234", "--regid=1235", "--groups=1236,4000000000")
-
-
-@pytest.mark.parametrize(
-    ("before", "uid", "gid", "groups"),
-    [
-        ((), os.getuid(), os.getgid(), {os.getgid(), *os.getgroups()}),
-        pytest.param(ANOTHER, 1234, 1235, {1235, 1236, 4_000_000_000}, marks=as_root),
-    ],
-)
-def test_a_process_is_known_by_its_pid_user_and_all_groups(
-    before: Sequence[str], uid: int, gid: int, groups: set[int]
-) -> None:
-    with connected(before) as (asker, accepted):
-        peer = peer_of(accepted)
-        assert peer is not None
-        of = peer.credentials
-        assert (of.pid, of.uid, of.gid) == (asker.process.pid, uid, gid)
-        assert peer.groups == groups
-
-
 CONTAINER = ("unshare", "--pid", "--fork")
 ADMIN = ("setpriv", "--reuid=1234", "--regid=1235", "--groups=1236")
 

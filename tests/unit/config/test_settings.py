@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from affinityd.cli import main
-from affinityd.config import PLAN_PARAMETERS, read_file
+from affinityd.config import read_file
 from affinityd.config.settings import SETTING_NAMES, Settings, load
 from affinityd.errors import InvalidRequestError
 from tests.support.paths import REPOSITORY
@@ -47,12 +47,20 @@ def test_a_flag_overrides_a_variable_and_that_the_file(sources: Sources) -> None
     assert (made.listen, made.socket, made.log_format) == (("10.0.0.1", 1), "/variable", "json")
 
 
+#: What the file has for what starts jobs, besides the daemon's settings.
+OF_JOBS = {"mode", "nics", "scope", "drain"}
+
+
 def test_every_line_of_the_example_is_a_setting_and_a_value_that_it_takes(sources: Sources) -> None:
     example = (REPOSITORY / "deploy/systemd/affinityd.conf").read_text()
     file = re.sub("^#(?=[A-Z])", "", example, flags=re.MULTILINE)
-    assert sources.load(file=file).nri_namespaces == {"training": {}, "serving": {}}
+    loaded, default = sources.load(file=file), sources.load()
+    assert loaded.nri_namespaces == {"training": {}, "serving": {}}
+    for name in ("listen", "log_format", "scan_interval", "job_series"):
+        assert getattr(loaded, name) == getattr(default, name)
+    sources.load(file=file)
     names = {name.removeprefix("AFFINITYD_").lower() for name in read_file(str(sources.path))}
-    assert names - {*SETTING_NAMES, *PLAN_PARAMETERS, "affinityd", "nics", "drain"} == set()
+    assert names - {"affinityd"} == {*SETTING_NAMES, *OF_JOBS} - {"root", "machine"}
 
 
 def test_a_machine_overrides_a_root_of_a_lesser_source(sources: Sources) -> None:

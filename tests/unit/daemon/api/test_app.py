@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from affinityd.audit.document import ALL, COUNTS, AuditDocument
+from affinityd.audit.document import ALL, COUNTS
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import ApiState, peers, plan
 from affinityd.daemon.api.app import MOST_IN_TURN, whole_app
@@ -23,9 +23,7 @@ from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.linux.processes import Credentials
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node
-from tests.support.documents import exactly
 from tests.support.machines.facts import machine
-from tests.support.scans import audit, process, scanned
 from tests.unit.daemon.state.test_topology_watcher import FEWER, StandIn
 
 ADMINS = 500
@@ -77,31 +75,6 @@ async def test_no_page_of_another_site_may_ask(
     watcher.known = Node(machine("dgx-h100"))
     status, _ = await answered(watcher, path=path, headers=headers, peer=peer(0, 0))
     assert (status != HTTPStatus.FORBIDDEN) == is_answered
-
-
-FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
-
-
-def pids(body: bytes) -> list[int] | None:
-    answer = json.loads(body)
-    return [it["pid"] for it in answer["processes"]] if "processes" in answer else None
-
-
-@pytest.mark.parametrize(
-    ("reader", "sees", "shown"),
-    [
-        (ALL, "all", [1, 2, 3]),
-        (COUNTS, "counts", None),
-    ],
-)
-def test_the_document_shows_those_processes_and_counts_all(
-    reader: str, sees: str, shown: list[int] | None
-) -> None:
-    _, (result,) = scanned(FOUND)
-    body = result.texts[reader]
-    answer = exactly(AuditDocument, body)
-    assert (answer.sees, pids(body)) == (sees, shown)
-    assert (answer.gpus[0].processes or {})["local"] == 3
 
 
 def app_of(watcher: TopologyWatcher) -> ASGIApp:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.daemon.api import plan
-from affinityd.daemon.state.topology_watcher import KnownNode
-from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
+from affinityd.errors import AffinityError, InvalidRequestError, UnsatisfiableError
 from affinityd.json_codec import dumps
 from affinityd.planner.modes import MODES
 from affinityd.request.document import document
@@ -50,17 +49,6 @@ def test_a_rank_gets_the_same_answer_whichever_rank_asked_before(mode: str) -> N
     assert [answer_to(A100, query)[1] for query in queries] == alone
     with pytest.raises(InvalidRequestError, match="there is no rank 4; the request has ranks 0-3"):
         answer_to(A100, queries[0].replace(b"rank=0", b"rank=4"))
-
-
-def test_there_is_a_node_from_the_first_reading_on_and_a_new_one_counts_at_once() -> None:
-    with pytest.raises(NotReadyError):
-        _ = KnownNode().node
-    for node, generation, allowed in (
-        (A100, 1, "0-255"),
-        (Node(A100.topology, parse_list("48"), generation=2), 2, "0-47,49-255"),
-    ):
-        told = json.loads(answer_to(node, TWO_GPUS)[1])
-        assert (told["generation"], told["allowed"]["cpulist"]) == (generation, allowed)
 
 
 def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset() -> None:
