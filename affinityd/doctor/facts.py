@@ -66,15 +66,6 @@ def named(gpus: Iterable[Gpu]) -> str:
     return several("GPU", (gpu.index for gpu in gpus))
 
 
-SHOWN_NAMES = 4  #: names in a finding; more are counted
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are: `a, b, c, d and 2 more`."""
-    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
-
-
 #: The root of a machine without files, as of a built-in one: nothing is below a device.
 NO_ROOT = f"{os.devnull}/"
 

@@ -10,14 +10,13 @@ import re
 from collections.abc import Mapping
 
 from affinityd import __version__
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.doctor.facts import (
     CheckResults,
     NodeFacts,
     NotApplicableError,
     named,
     ok,
-    some,
     warn,
 )
 from affinityd.grouping import grouped
@@ -46,9 +45,9 @@ def slurm_conf(facts: NodeFacts) -> CheckResults:
         cores = [core for core in topology.cores if core.cpus[0] in near]
         lost = [core for core in cores if not taken.isdisjoint(core.cpus)]
         if 2 * len(lost) > len(cores):
-            numbers = sorted(job for job, cpus in jobs.items() if cpus & cpus_of(lost))
+            numbers = [job for job, cpus in jobs.items() if cpus & cpus_of(lost)]
             yield warn(
-                f"jobs without GPUs ({some([*map(str, numbers)])}) have {len(lost)} of the "
+                f"CPU jobs ({format_list(numbers)}) have {len(lost)} of the "
                 f"{len(cores)} cores near {named(gpus)}: a job with these GPUs gets far ones",
                 f"RestrictedCoresPerGPU={max(1, len(cores) // len(gpus))}, or fewer, in the "
                 "node's line of slurm.conf; it costs CPU jobs these cores, even if GPUs idle",

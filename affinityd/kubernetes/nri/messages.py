@@ -7,7 +7,7 @@ A field that is not set is empty, 0 or None here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Any
@@ -146,22 +146,27 @@ def adjusted(
     annotations: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return a CreateContainerResponse. What is empty or None stays as it is."""
-    cpuset = (field(6, cpus) if cpus else b"") + (field(7, memory_nodes) if memory_nodes else b"")
-    changes = b"".join(
-        [
-            *(
-                field(2, field(1, name) + field(2, value))
-                for name, value in (annotations or {}).items()
-            ),
-            *(field(3, mount) for mount in _mount(folder)),
-            *(
-                field(4, field(1, name) + field(2, value))
-                for name, value in sorted(environment.items())
-            ),
-            field(6, field(2, field(2, cpuset))) if cpuset else b"",
-        ]
-    )
+    changes = b""
+    for name, value in (annotations or {}).items():
+        changes += field(2, _pair(name, value))
+    if folder is not None:  # of the node
+        options = b"".join(field(4, word) for word in ("rbind", "ro", "nosuid", "nodev", "noexec"))
+        mount = field(1, MOUNT_POINT) + field(2, "bind") + field(3, folder) + options
+        changes += field(3, mount)
+    for name, value in sorted(environment.items()):
+        changes += field(4, _pair(name, value))
+    cpuset = b""
+    if cpus:
+        cpuset += field(6, cpus)
+    if memory_nodes:
+        cpuset += field(7, memory_nodes)
+    if cpuset:
+        changes += field(6, field(2, field(2, cpuset)))
     return field(1, changes) if changes else b""
+
+
+def _pair(name: str, value: str) -> bytes:
+    return field(1, name) + field(2, value)
 
 
 def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = True) -> bytes:
@@ -171,14 +176,6 @@ def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = 
         for container, cpus in cpus_of.items()
     )
     return b"".join(field(1, change) for change in changes) + (field(2, 1) if more else b"")
-
-
-def _mount(folder: str | None) -> Iterator[bytes]:
-    if folder is not None:
-        options = b"".join(
-            field(4, option) for option in ("rbind", "ro", "nosuid", "nodev", "noexec")
-        )
-        yield field(1, MOUNT_POINT) + field(2, "bind") + field(3, folder) + options
 
 
 PLUGIN, RUNTIME = 1, 2  #: connections, by the side that answers
@@ -212,23 +209,17 @@ class Trunk:
     def received(self, data: bytes) -> list[Ttrpc]:
         """Return the messages that these bytes complete. Raises ValueError for one too long."""
         self._received += data
-        return [whole for connection in self._frames() for whole in self._messages(connection)]
-
-    def _frames(self) -> Iterator[int]:
-        """Move the parts of messages to their connections, and yield these."""
+        complete = []
         while (body := _body(self._received, FRAME, LARGEST + HEAD.size)) is not None:
             connection, _ = FRAME.unpack_from(self._received)
             del self._received[: FRAME.size + len(body)]
-            if connection in self._parts:  # as the runtime, it passes over others
-                self._parts[connection] += body
-                yield connection
-
-    def _messages(self, connection: int) -> Iterator[Ttrpc]:
-        parts = self._parts[connection]
-        while (data := _body(parts, HEAD, LARGEST)) is not None:
-            _, stream, kind, _ = HEAD.unpack_from(parts)
-            del parts[: HEAD.size + len(data)]
-            yield Ttrpc(connection, stream, kind, data)
+            parts = self._parts.get(connection, bytearray())  # others are passed over
+            parts += body
+            while (payload := _body(parts, HEAD, LARGEST)) is not None:
+                _, stream, kind, _ = HEAD.unpack_from(parts)
+                del parts[: HEAD.size + len(payload)]
+                complete.append(Ttrpc(connection, stream, kind, payload))
+        return complete
 
 
 def packed(message: Ttrpc) -> bytes:

@@ -28,7 +28,7 @@ RESTRICTED = "RestrictedCoresPerGPU=2(0-7)"
             "",
             ["7 gpu07 0-1 -", "9 gpu[06-07] 2 -", "8 gpu07 4-7 0", "5 login1 0-7 -"],
             (
-                "warn 0-1: jobs without GPUs (7, 9) have 3 of the 4 cores near GPUs 0-1 → "
+                "warn 0-1: CPU jobs (7,9) have 3 of the 4 cores near GPUs 0-1 → "
                 "RestrictedCoresPerGPU=2"
             ),
         ),
