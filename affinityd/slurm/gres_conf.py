@@ -53,14 +53,13 @@ class DeviceNaming(NamedTuple):
     prefix: str
     minor: str  #: the field of a GPU that has the number
     source: str  #: of that number
-    runtime: str  #: the source of the GPUs' numbers in a job, in the order of affinityd
 
 
 NAMINGS = {
-    "nvidia": DeviceNaming("/dev/nvidia", "minor", "NVIDIA's driver", "CUDA"),
-    "amd": DeviceNaming("/dev/dri/renderD", "render_minor", "KFD", "ROCm"),
+    "nvidia": DeviceNaming("/dev/nvidia", "minor", "NVIDIA's driver"),
+    "amd": DeviceNaming("/dev/dri/renderD", "render_minor", "KFD"),
 }
-NO_NAMING = DeviceNaming("", "", "", "affinityd")
+NO_NAMING = DeviceNaming("", "", "")
 
 
 def device_file(gpu: Gpu) -> str | None:
@@ -148,14 +147,8 @@ class GresConf:
         """Return comments, then a line for each GPU, in the order of their numbers."""
         gpus = self.topology.gpus
         lines = []
-        runtimes = {NAMINGS.get(gpu.vendor, NO_NAMING).runtime for gpu in gpus}
-        if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
-            (runtime,) = runtimes
-            lines.append(
-                f"# Slurm numbers GPUs type by type: its gpu numbers may not be {runtime}'s."
-                if self.has_several_types
-                else f"# In this order Slurm's gpu numbers are {runtime}'s: keep it."
-            )
+        if gpus:
+            lines.append("# Slurm numbers GPUs type by type, in this order: keep it.")
         if gpus and self.gres and any(self.gres):
             lines.append(f"# Type= as in {gres_of(self.gres)}; any other drains the node.")
         if self.settings is not None:

@@ -157,44 +157,39 @@ def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
 
 
 def cgroup(facts: NodeFacts) -> CheckResults:
-    """Tell the version of cgroups, and judge whether it can keep jobs on their CPUs."""
+    """Judge whether cgroups can keep jobs on their CPUs."""
     mounts = [mount for mount in facts.mounts if mount.kind.startswith("cgroup")]
     if not mounts:
         raise NotApplicableError("no cgroup is mounted, by /proc/self/mountinfo")
+    for mount in mounts:
+        if mount.kind == "cgroup" and "cpuset" in mount.options:
+            yield ok(f"the cpuset controller is cgroup v1's, at {mount.point}")
+            return
     v2 = _cgroup2(facts)
-    v1 = [mount for mount in mounts if mount.kind == "cgroup"]
-    version = "hybrid" if v1 and v2 else "v2" if v2 else "v1"
-    with_cpusets = next((mount for mount in v1 if "cpuset" in mount.options), None)
-    if with_cpusets:
-        yield ok(f"cgroup {version}: the cpuset controller is v1's, at {with_cpusets.point}")
-    elif v2 is None or "cpuset" not in _controllers(facts.tree, v2.point):
+    if v2 is None or "cpuset" not in _controllers(facts.tree, v2.point):
         yield warn(
-            f"cgroup {version}: no cpuset controller; no scheduler can confine jobs to "
-            "CPUs, and the daemon cannot read cpusets",
+            "no cpuset controller: no scheduler can confine jobs to CPUs, and the daemon cannot "
+            "read cpusets",
             "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
         )
-    else:
-        scopes = _job_scopes(facts)
-        for scope in scopes:
-            if "cpuset" not in _controllers(facts.tree, scope):
-                above = scope.rpartition("/")[0]
-                yield warn(
-                    f"cgroup v2: {scope}/cgroup.controllers has no cpuset: jobs are not confined "
-                    "to their CPUs",
-                    f"echo +cpuset > {above}/cgroup.subtree_control; permanently, Slurm: "
-                    "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf, "
-                    "Kubernetes: restart kubelet, which enables it",
-                    facts.topology.gpus,
-                )
-        jobs = ", ".join(scopes) or "no job of Slurm or Kubernetes"
-        yield ok(f"cgroup v2, cpuset controller enabled ({jobs})")
+        return
+    scopes = _job_scopes(facts, v2)
+    for scope in scopes:
+        if "cpuset" not in _controllers(facts.tree, scope):
+            above = scope.rpartition("/")[0]
+            yield warn(
+                f"{scope}/cgroup.controllers has no cpuset: jobs are not confined to their CPUs",
+                f"echo +cpuset > {above}/cgroup.subtree_control; permanently, Slurm: "
+                "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf, "
+                "Kubernetes: restart kubelet, which enables it",
+                facts.topology.gpus,
+            )
+    jobs = ", ".join(scopes) or "no job of Slurm or Kubernetes"
+    yield ok(f"the cpuset controller of cgroup v2 is enabled ({jobs})")
 
 
-def _job_scopes(facts: NodeFacts) -> list[str]:
+def _job_scopes(facts: NodeFacts, mount: Mount) -> list[str]:
     """Return the folders of cgroup v2 in which schedulers put their jobs."""
-    mount = _cgroup2(facts)
-    if mount is None:
-        return []
     names = facts.tree.list(mount.point.lstrip("/"))
     slices = [f"{mount.point}/{name}" for name in names if name.endswith(".slice")]
     scopes = []

@@ -25,12 +25,6 @@ def test_a_replayed_machine_has_no_daemon_to_judge(tmp_path: Path) -> None:
     check("daemon", facts_of(tmp_path), "n/a: the machine is replayed")
 
 
-def test_without_the_daemon_s_pid_the_rest_is_checked(tmp_path: Path) -> None:
-    daemon = DaemonFacts("/s", listens=True, status=200, published=Node(TWO))
-    facts = replace(facts_of(tmp_path), daemon=daemon)
-    check("daemon", facts, "ok: /s answers (process unknown)")
-
-
 def test_without_a_daemon_misspelled_settings_are_still_found(tmp_path: Path) -> None:
     facts = replace(facts_of(tmp_path), daemon=DaemonFacts("/s", absent=("/s", "/t")))
     check("daemon", facts, "n/a: no daemon listens at /s or /t, and none is needed")

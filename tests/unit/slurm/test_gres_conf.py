@@ -114,18 +114,6 @@ def test_gpus_of_a_vendor_with_unknown_device_files_have_no_lines() -> None:
     assert "vendor huawei" in conf.lines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("kinds", "comment"),
-    [
-        ("a100 v100 a100", "Slurm numbers GPUs type by type: its gpu numbers may not be CUDA's."),
-        ("a100 a100 a100", "In this order Slurm's gpu numbers are CUDA's: keep it."),
-    ],
-)
-def test_the_comment_on_the_order_of_several_types(kinds: str, comment: str) -> None:
-    gpus = with_minors(made({0: "0-7"}, gpus=[0, 0, 0]), range(3))
-    assert GresConf(gpus, named=tuple(kinds.split())).lines()[0].startswith(f"# {comment}")
-
-
 def types_of(gpus: tuple[Gpu, ...], gres: TypeCounts | None) -> GpuTypes:
     return GresConf(replace(made({0: "0-7"}, gpus=[]), gpus=gpus), gres=gres).types
 
