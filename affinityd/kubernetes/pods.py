@@ -137,12 +137,12 @@ def is_of_pod(process: AuditedProcess) -> bool:
     return process.facts.membership.scheduler == KUBERNETES and not process.is_daemon
 
 
-def with_containers(
+def containers_of(
     candidates: Sequence[Candidate],
     processes: Sequence[AuditedProcess],
     known: Mapping[str, ContainerResources],
-) -> list[AuditedProcess]:
-    """Return the processes, those of pods with what kubelet gave their containers.
+) -> Mapping[int, ContainerResources]:
+    """Return what kubelet gave the containers of pods' processes, by pid.
 
     `known`: those of containers that the runtime tells, by id. Of others: where several containers
     fit, or processes of several pods fit one, it is not known.
@@ -151,25 +151,21 @@ def with_containers(
     candidates = [some for some in candidates if some.container.names not in names]
     groups: defaultdict[tuple[Job | None, str | None], list[ProcessFacts]] = defaultdict(list)
     for process in filter(is_of_pod, processes):
-        of = process.facts.membership
-        groups[of.job, of.container].append(process.facts)
-    given = {of: known[of[1]] for of in groups if of[1] and of[1] in known}
-    matches = {of: _match(facts, candidates) for of, facts in groups.items() if of not in given}
-    pods: defaultdict[Candidate | None, set[Job | None]] = defaultdict(set)
-    for (job, _), match in matches.items():
-        pods[match].add(job)
-    given |= {
-        of: match.container
-        for of, match in matches.items()
-        if match is not None and len(pods[match]) == 1
-    }
-    resources = {facts.pid: its for of, its in given.items() for facts in groups[of]}
-    return [
-        replace(process, facts=replace(process.facts, given=resources[process.facts.pid]))
-        if process.facts.pid in resources
-        else process
-        for process in processes
-    ]
+        member = process.facts.membership
+        groups[member.job, member.container].append(process.facts)
+    given: dict[int, ContainerResources] = {}
+    pods: defaultdict[Candidate, set[Job | None]] = defaultdict(set)
+    matches = []
+    for (job, container), group in groups.items():
+        if container is not None and container in known:
+            given.update((facts.pid, known[container]) for facts in group)
+        elif match := _match(group, candidates):
+            pods[match].add(job)
+            matches.append((group, match))
+    for group, match in matches:
+        if len(pods[match]) == 1:
+            given.update((facts.pid, match.container) for facts in group)
+    return given
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,12 +211,6 @@ def _match(processes: Sequence[ProcessFacts], candidates: Iterable[Candidate]) -
     return fitting[0] if len(fitting) == 1 else None
 
 
-UNKNOWN = (
-    "kubelet's podresources at {socket}: {error}: pods that began since are not named; "
-    "mount kubelet's folder pod-resources there, or set --pod-resources off"
-)
-
-
 class KubeletPods:
     """Kubelet's last answer."""
 
@@ -247,16 +237,19 @@ class KubeletPods:
         jobs = frozenset(process.facts.membership.job for process in filter(is_of_pod, processes))
         if not jobs and not names:
             return NamedPods(processes)
-        notices = []
+        notices: list[str] = []
         try:
             if self._path is not None:
                 answer = containers(list_pods(self._path))
                 self._candidates = Candidate.all_of(answer, topology)
-                given = (*answer, *(some.container for some in self._candidates))
-                self._given = {container.names: container for container in given}
+                listed = (*answer, *(some.container for some in self._candidates))
+                self._given = {container.names: container for container in listed}
                 self._jobs = jobs
         except (OSError, ValueError) as error:
-            notices = [UNKNOWN.format(socket=self._path, error=error)]
+            notices.append(
+                f"kubelet's podresources at {self._path}: {error}: pods that began since are not "
+                "named; mount kubelet's folder pod-resources there, or set --pod-resources off"
+            )
         known = {
             container: self._given.get(its, ContainerResources(*its))
             for container, its in names.items()
@@ -267,13 +260,15 @@ class KubeletPods:
             if process.facts.membership.job in self._jobs
             or process.facts.membership.container in known
         ]
-        named = with_containers(self._candidates, then, known)
-        by_pid = {process.facts.pid: process for process in named}
-        all_processes = [by_pid.get(process.facts.pid, process) for process in processes]
+        given = containers_of(self._candidates, then, known)
+        named = []
+        for process in processes:
+            resources = given.get(process.facts.pid, process.facts.given)
+            named.append(replace(process, facts=replace(process.facts, given=resources)))
         reserved = {
             gpu: f"pod {some.container.namespace}/{some.container.pod}"
             for some in self._candidates
             if some.container.names in names.values()
             for gpu in some.container.gpus
         }
-        return NamedPods(all_processes, tuple(notices), reserved)
+        return NamedPods(named, tuple(notices), reserved)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from affinityd import config
 from affinityd.client.apply import nic_libraries
@@ -83,25 +82,24 @@ def read_choices(texts: Mapping[str, str], default: Choices, source: str) -> Cho
     name = ""
     try:
         for name, text in texts.items():
-            choices = replace(choices, **_read(name, text))
+            choices = _with_choice(choices, name, text)
     except InvalidRequestError as error:
         why = str(error).removeprefix(f"{name}: ")
         raise InvalidRequestError(f"{source}{name[:64]}: {why}") from None
     return choices
 
 
-def _read(name: str, text: str) -> dict[str, Any]:
-    """Return a field of Choices by its name."""
+def _with_choice(choices: Choices, name: str, text: str) -> Choices:
     if name == "switch":
-        return {"switch": config.read_switch(text, name)}
+        return replace(choices, switch=config.read_switch(text, name))
     if name == "mode":
-        return {"options": parse_request([("mode", text)]).options}
+        return replace(choices, options=parse_request([("mode", text)]).options)
     if name == "nics":
         nics = text.replace("+", ",")  # a comma would end a namespace in the settings
         nic_libraries(nics)
-        return {"nics": nics}
+        return replace(choices, nics=nics)
     if name == "memory":
         if text not in {"near", "any"}:
             raise InvalidRequestError(f"{quote(text)} is neither near nor any")
-        return {"binds_memory": text == "near"}
+        return replace(choices, binds_memory=text == "near")
     raise InvalidRequestError(f"there is no such choice; {suggestion(name, NAMES)}")

@@ -19,8 +19,8 @@ from affinityd.kubernetes.pods import (
     Candidate,
     KubeletPods,
     _containers,
+    containers_of,
     devices,
-    with_containers,
 )
 from affinityd.linux.protobuf import field
 from affinityd.topology.model import MigInstance
@@ -161,8 +161,9 @@ def named(
     known: Mapping[str, ContainerResources] = NO_KNOWN,
 ) -> list[str | None]:
     candidates = Candidate.all_of(containers, WITH_MIG)
-    found = with_containers(candidates, processes, known)
-    return [None if it.facts.given is None else it.facts.given.pod for it in found]
+    found = containers_of(candidates, processes, known)
+    pids = [process.facts.pid for process in processes]
+    return [found[pid].pod if pid in found else None for pid in pids]
 
 
 CONTAINERS = (
@@ -269,7 +270,5 @@ def test_gpus_are_reserved_by_containers_that_the_runtime_tells(kubelet: Kubelet
 
 def test_a_matched_process_has_all_gpus_of_its_container() -> None:
     containers = (given("train", "GPU-0", "GPU-1"),)
-    (its,) = with_containers(Candidate.all_of(containers, NODE), [in_pod(0)], NO_KNOWN)
-    assert its.facts.gpus == (("nvidia", 0),)
-    assert its.facts.given is not None
-    assert its.facts.given.gpus == (("nvidia", 0), ("nvidia", 1))
+    (its,) = containers_of(Candidate.all_of(containers, NODE), [in_pod(0)], NO_KNOWN).values()
+    assert its.gpus == (("nvidia", 0), ("nvidia", 1))
