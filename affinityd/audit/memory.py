@@ -19,7 +19,6 @@ from affinityd.linux.resident import (
     MAPPED,
     SHARED,
     ResidentMemory,
-    Share,
     resident_memory,
     resident_sizes,
     room_on,
@@ -91,7 +90,7 @@ class HostMemory:
     def of_devices(self) -> int:
         """Bytes on nodes without CPUs, which GPUs have."""
         share = self.resident.share(self.resident.nodes - self.near - self.far)
-        return round(self.resident.size * share.part) if share and self.near else 0
+        return round(self.resident.size * share) if share and self.near else 0
 
     @property
     def size(self) -> int:
@@ -99,16 +98,17 @@ class HostMemory:
         return self.resident.size - self.of_devices
 
     @cached_property
-    def share(self) -> Share | None:
+    def share(self) -> float | None:
         """The far part of the host's own memory; None: not known, or too few pages were there."""
         return self.resident.share(self.far, of=self.near | self.far) if self.near else None
 
     @property
     def placed(self) -> Mapping[str, int]:
         """Bytes of the host's own memory by placement: near, far, unknown."""
-        far = round(self.size * self.share.part) if self.share else 0
-        known = self.size if self.share else 0
-        return {NEAR: known - far, FAR: far, UNKNOWN: self.size - known}
+        if self.share is None:
+            return {NEAR: 0, FAR: 0, UNKNOWN: self.size}
+        far = round(self.size * self.share)
+        return {NEAR: self.size - far, FAR: far, UNKNOWN: 0}
 
     @property
     def pinned(self) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class HostMemory:
     @property
     def cause(self) -> str | None:
         """Why it is far, the first of REMEDIES that fits; None: little of it is."""
-        if self.share is None or self.share.part < MENTIONED:
+        if self.share is None or self.share < MENTIONED:
             return None
         if self.allowed is not None and self.allowed.isdisjoint(self.near):
             return ALLOCATION
@@ -171,9 +171,9 @@ class HostMemory:
         parts = [f"host memory {amount(self.size)}"]
         if self.share is None:
             parts.append("where is not known")
-        elif self.share.part:
+        elif self.share:
             nodes = several("node", self.resident.nodes & self.far)
-            parts.append(f"{self.share.part:.0%} far on {nodes}")
+            parts.append(f"{self.share:.0%} far on {nodes}")
         else:
             parts.append("near")
         if self.of_devices:

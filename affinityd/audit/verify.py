@@ -105,7 +105,7 @@ class Verification:
         memory = self.memory
         if memory is None or memory.share is None or not memory.is_notable(self.least):
             return
-        if is_most == (memory.share.part >= MOST):
+        if is_most == (memory.share >= MOST):
             pid = None if self.is_self else self.process.facts.pid
             yield f"{memory}, and {self.near}; {memory.cause}: {memory.remedy(pid)}"
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from mmap import PAGESIZE
 from random import Random
-from typing import NamedTuple
 
 from affinityd.linux import syscalls
 from affinityd.linux.files import content, read, text
@@ -62,27 +61,9 @@ DRAWN = 1024  #: pages of one round
 ENOUGH = 800  #: how many of all must be there
 ROUNDS = 4
 LEAST_PAGES = 64  #: of which a share is right within an eighth, for 95 % of samples
-#: The part of the resident memory of which the kernel must tell the node. Linux 6.1 to 6.5 do not
+#: The part of the resident memory of which the sample must tell the node. Linux 6.1 to 6.5 do not
 #: of pages that NUMA balancing watches, most often far ones (mm/gup.c `gup_can_follow_protnone`).
-LEAST_SEEN = 7 / 8
-Z = 1.96  #: standard deviations on each side of 95 % of a normal distribution
-
-
-class Share(NamedTuple):
-    """A part of the resident memory, with its 95 % interval: Wilson's, of the pages drawn."""
-
-    part: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, hits: int, drawn: int) -> Share:
-        """Return the share of so many hits among the pages drawn, at least one."""
-        part = hits / drawn
-        scale = 1 + Z * Z / drawn
-        middle = part + Z * Z / (2 * drawn)
-        reach = Z * (part * (1 - part) / drawn + (Z / (2 * drawn)) ** 2) ** 0.5
-        return cls(part, max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale))
+LEAST_SEEN = 3 / 4
 
 
 @dataclass(frozen=True)
@@ -117,13 +98,13 @@ class ResidentMemory:
         drawn = self.drawn.items()
         return sum(pages for (kind, node), pages in drawn if node in nodes and kind in kinds)
 
-    def share(self, nodes: Collection[int], of: Collection[int] | None = None) -> Share | None:
+    def share(self, nodes: Collection[int], of: Collection[int] | None = None) -> float | None:
         """Return the part that is on some of its nodes, or of these ones.
 
         None: it is not known, or fewer than LEAST_PAGES of the pages drawn are there.
         """
         drawn = self.pages(self.nodes if of is None else of)
-        return Share.of(self.pages(nodes), drawn) if drawn >= LEAST_PAGES else None
+        return self.pages(nodes) / drawn if drawn >= LEAST_PAGES else None
 
 
 def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
@@ -205,7 +186,7 @@ def _draw(
 ) -> tuple[Mapping[tuple[str, int], int], float]:
     """Return how many pages are there, by kind and node, of those drawn, and the bytes of all such.
 
-    Raises OSError. The bytes are the most that the sample allows.
+    Raises OSError.
 
     Each round draws a page from each of as many equal parts of all mappings. Of pages that were
     never touched, or are swapped, the kernel knows no node: another round makes up for them.
@@ -233,7 +214,7 @@ def _draw(
         asked += parts
         if drawn.total() >= ENOUGH:
             break
-    return drawn, Share.of(drawn.total(), asked).high * total * PAGESIZE if asked else 0.0
+    return drawn, drawn.total() * total * PAGESIZE / asked if asked else 0.0
 
 
 def room_on(node: int) -> int:

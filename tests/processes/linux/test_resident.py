@@ -20,7 +20,6 @@ from affinityd.linux.resident import (
     MAPPED,
     SHARED,
     ResidentMemory,
-    Share,
     mappings_in,
     resident_memory,
     room_on,
@@ -90,8 +89,7 @@ def test_pages_are_drawn_in_proportion_to_the_resident_size_of_each_kind() -> No
 def test_the_place_of_memory_is_known_beside_a_large_mapping_that_is_hardly_touched() -> None:
     with program(SPARSE) as holder:
         share = resident_memory(holder.pid).share({0})
-    assert share is not None
-    assert share.part == 1.0
+    assert share == 1.0
 
 
 def test_files_on_a_tmpfs_are_shared_memory() -> None:
@@ -183,25 +181,10 @@ def test_an_ended_process_has_no_memory() -> None:
     assert (memory.size, memory.drawn, memory.share({0})) == (0, {}, None)
 
 
-@pytest.mark.parametrize(
-    ("hits", "drawn", "low", "high"),
-    [  # by R's prop.test(hits, drawn, correct = FALSE)
-        (0, 10, 0.0, 0.2775),
-        (5, 10, 0.2366, 0.7634),
-        (380, 1000, 0.3504, 0.4105),
-        (1000, 1000, 0.9962, 1.0),
-    ],
-)
-def test_an_interval_is_wilson_s(hits: int, drawn: int, low: float, high: float) -> None:
-    share = Share.of(hits, drawn)
-    assert share.part == hits / drawn
-    assert (share.low, share.high) == pytest.approx((low, high), abs=1e-4)
-
-
 def test_a_share_may_be_of_some_nodes_alone() -> None:
     memory = ResidentMemory({}, {(ANONYMOUS, 0): 60, (ANONYMOUS, 1): 20, (SHARED, 8): 120})
     shares = [memory.share({1}), memory.share({1}, of={0, 1}), memory.share({1}, of={1})]
-    assert [share and share.part for share in shares] == [0.1, 0.25, None]  # 20 are too few
+    assert shares == [0.1, 0.25, None]  # 20 are too few
     assert memory.nodes == {0, 1, 8}
     assert memory.pages({0, 8}, [SHARED]) == 120
 
