@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
@@ -19,7 +18,6 @@ from affinityd.errors import TreeError
 from affinityd.topology.model import Nic, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import ALL_NAMES, machine
-from tests.support.machines.strategies import machines
 from tests.support.machines.sysfs_tree import files_of, nvml_report, put, write_tree
 
 
@@ -57,28 +55,6 @@ def plain(topology: Topology) -> tuple[object, ...]:
 def nearnesses(topology: Topology) -> list[tuple[str, str, str]]:
     pairs = product(topology.gpus, topology.nics)
     return [(gpu.pci_bus_id, nic.pci_bus_id, topology.nearness(gpu, nic)) for gpu, nic in pairs]
-
-
-def firm(topology: Topology) -> Topology:
-    """Return a machine whose firmware tells the distance of every two nodes, as in a tree."""
-    numbers = [node.number for node in topology.nodes if node.number is not None]
-    nodes = (
-        replace(node, distances={end: node.distances.get(end, 255) for end in numbers})
-        for node in topology.nodes
-        if node.number is not None
-    )
-    stray = (node for node in topology.nodes if node.number is None)
-    return replace(topology, nodes=(*nodes, *stray))
-
-
-@settings(max_examples=60, deadline=None)
-@given(written=machines().map(firm))
-def test_any_machine_is_read_back(
-    written: Topology, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    root = write_tree(written, tmp_path_factory.mktemp("machine"))
-    topology = discover(open_tree(str(root)), nvml_report(written))
-    assert plain(topology) == plain(written)
 
 
 def test_a_gpu_that_the_driver_drops_is_a_change_of_the_drivers(tmp_path: Path) -> None:

@@ -78,12 +78,26 @@ def test_a_home_node_s_memory(topology: Topology, home: int | None, node: int | 
     assert topology.memory_node(home) == node
 
 
-def test_devices_of_unknown_nodes_are_far_from_each_other() -> None:
-    """All other words are held by what `nvidia-smi topo -m` said of real machines."""
-    gpu = Gpu(0, "nvidia", "GPU", None, pci_path=("h0", "GPU"))
-    for node in (None, 0):
-        nic = Nic("NIC", node, "ethernet", pci_path=("h1", "NIC"))
-        assert machine("laptop").nearness(gpu, nic) == "SYS"
+@pytest.mark.parametrize(
+    ("gpu", "nic", "node", "word"),
+    [
+        ("h0/switch/port1/GPU", "h0/switch/port2/NIC", 0, "PIX"),
+        ("h0/port/GPU", "h0/port/NIC", 0, "PIX"),
+        ("h0/root/switch1/port/GPU", "h0/root/switch2/port/NIC", 0, "PXB"),
+        ("h0/port1/GPU", "h0/port2/NIC", 0, "PHB"),
+        ("h0/GPU", "h1/NIC", 0, "NODE"),
+        ("h0/GPU", "h1/NIC", 1, "SYS"),
+        ("h0/GPU", "h1/NIC", None, "SYS"),
+    ],
+)
+def test_how_near_a_nic_is_is_told_by_the_bridges_above_it(
+    gpu: str, nic: str, node: int | None, word: str
+) -> None:
+    one = Gpu(0, "nvidia", "GPU", 0, pci_path=tuple(gpu.split("/")))
+    other = Nic("NIC", node, "ethernet", pci_path=tuple(nic.split("/")))
+    assert machine("laptop").nearness(one, other) == word
+    unplaced = replace(one, numa_node=None), replace(other, numa_node=None)
+    assert machine("laptop").nearness(*unplaced) == (word if word != "NODE" else "SYS")
 
 
 NODES = {0: "0-3", 1: "4-7"}
