@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from affinityd import config
 from affinityd.cpuset import CpuSet, format_list
@@ -26,11 +27,11 @@ from affinityd.request import environment
 from affinityd.request.environment import ENV, JOB_CPUS, SENT, Pairs, Rank, local_rank
 from affinityd.text import quote
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.linux.processes import Stat
 
-PARENT_SECONDS = 0.3  #: for which the environment of the parent is waited for
+#: For which the environment of another process is waited for: a page fault may hold its lock.
+PARENT_SECONDS = 0.3
 MOST_WRAPPERS = 8  #: processes between a rank and its launcher, as shells
 
 #: GPUs' files, the first that there are: how `granted` names them, their paths below /dev without
@@ -46,11 +47,10 @@ MPS_FOLDER, MPS_DAEMON = "/tmp/nvidia-mps", "nvidia-cuda-mps-control"  # noqa: S
 
 
 class ProcessContext:
-    """A process: its environment, and the devices and CPUs it may use; all but the CPUs read once.
+    """A process: its environment, and the devices and CPUs it may use.
 
-    `environ` is None if it cannot be read, as of another user. `devices` are the GPUs whose files
-    it may open, as the request's `granted`: None where there are no such files. `cpu_limit` is that
-    of its container; None: it has none, or is not known.
+    `environ` is None if it cannot be read, as of another user. `devices` are the request's
+    `granted`; None: it has no device files of GPUs. `cpu_limit` is its container's, if known.
     """
 
     def __init__(
@@ -80,10 +80,7 @@ class ProcessContext:
 
     @classmethod
     def of(cls, process: Stat) -> ProcessContext:
-        """Return the context of a process; the devices of another one are those in its /dev.
-
-        A container has only the devices that it was given. Raises as `of_self`.
-        """
+        """Return the context of a process, with the devices in its own /dev. Raises ApplyError."""
         pid = process.number
         if pid == os.getpid():
             return cls.of_self()
@@ -95,10 +92,7 @@ class ProcessContext:
         return local_rank(self.environ or {})
 
     def is_bound(self, cpus: CpuSet) -> bool:
-        """Return whether its launcher has bound it to these CPUs, and may have more itself.
-
-        Slurm tells by itself what it bound a task to.
-        """
+        """Return whether its launcher has bound it to these CPUs, and has more; not for srun."""
         rank = self.rank
         if rank is None or rank.variable == environment.SLURM_TASK:
             return False
@@ -128,12 +122,12 @@ class ProcessContext:
 
         `chosen` are parameters and, in capitals, variables; they override the process's own.
         """
-        parameters = {
-            "observe": format_list(cpus) if switch == config.OBSERVE else None,
-            "cpuset": format_list(cpus),
-            "granted": self.devices,
-            **{name: text for name, text in chosen.items() if not name.isupper()},
-        }
+        parameters = {"cpuset": format_list(cpus)}
+        if switch == config.OBSERVE:
+            parameters["observe"] = format_list(cpus)
+        if self.devices is not None:
+            parameters["granted"] = self.devices
+        parameters |= {name: text for name, text in chosen.items() if not name.isupper()}
         environ = {**(self.environ or {}), **chosen}
         sent: dict[str, str | None] = {**environ, **self._numberings(environ)}
         known = {name: text for name, text in sent.items() if text is not None}
@@ -144,19 +138,15 @@ class ProcessContext:
             sent |= self._limits(environ, cpus, is_choice=is_choice)
         if is_choice and environment.GPUS not in known:
             self._check_list()
-        variables = [(name, sent[name]) for name in SENT if sent.get(name) is not None]
-        return (
-            *((name, text) for name, text in parameters.items() if text is not None),
-            *((ENV, f"{name}={text}") for name, text in variables),
-        )
+        variables = [(ENV, f"{name}={sent[name]}") for name in SENT if sent.get(name) is not None]
+        return (*parameters.items(), *variables)
 
     def _limits(
         self, environ: Mapping[str, str], cpus: CpuSet, *, is_choice: bool
     ) -> Mapping[str, str | None]:
         """Return the variables of the CPUs that it is limited to; None: such a one is not sent.
 
-        For a choice of GPUs it counts whatever bound it, as a script of the rank, and a launcher
-        that is not seen here.
+        For a choice of GPUs it counts whatever bound it, as a script of the rank, also unseen.
         """
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_pinned = limit != cpus
@@ -229,8 +219,8 @@ class ProcessContext:
 def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping[str, str] | None]:
     """Return the launcher of a process with this parent and environment, and its environment.
 
-    0: it is not known; None: its environment cannot be read. It is the nearest ancestor that has
-    not the same rank: a script of the rank has.
+    It is the nearest ancestor that has not the same rank: a script of the rank has. 0: not known;
+    None: not readable.
     """
     of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
     pid = parent
@@ -244,10 +234,7 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
 
 
 def _read_soon(pid: int) -> Mapping[str, str] | None:
-    """Return the environment of another process; None if it cannot be read within PARENT_SECONDS.
-
-    The kernel lets the reader wait for a lock of that process, which a fault may hold for ever.
-    """
+    """Return the environment of another process; None if it cannot be read in time."""
     try:
         return in_time(lambda: environment_of(pid), PARENT_SECONDS)
     except TimeoutError:
@@ -263,12 +250,10 @@ def _devices(dev: str = "/dev") -> str | None:
 
 
 def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
-    """Return the request's `granted`; None if no device files show it.
+    """Return the request's `granted`, by DEVICE_FILES; None if no device files show it.
 
-    The numbers are those of the node's files, by DEVICE_FILES. access(2) honors the device cgroup
-    and opens nothing. If NVIDIA's files exist and none of them may be opened it is "none"; others
-    may also be closed to a user that is in no group of theirs. Raises OSError if an existing file
-    fails to be read.
+    access(2) honors the device cgroup and opens nothing. NVIDIA's files of which none may be opened
+    are "none"; others may also be closed to a user that is in no group of theirs. Raises OSError.
     """
     for kind, files, of_class, vendor in DEVICE_FILES:
         folder, _, prefix = f"{dev}/{files}".rpartition("/")
@@ -291,10 +276,7 @@ def may_open(path: str) -> bool:
 
 
 def _is_listed(environ: Mapping[str, str], root: str) -> bool:
-    """Return whether NVIDIA_VISIBLE_DEVICES is a container's, and lists GPUs.
-
-    On a node itself nothing reads it; `all`, `void`, `none` and a folder prove nothing.
-    """
+    """Return whether NVIDIA_VISIBLE_DEVICES is a container's, and lists GPUs."""
     listed = environ.get(environment.NVIDIA_VISIBLE, "")
     if not listed[:1].isdigit() and not listed.startswith(("GPU-", "MIG-")):
         return False
@@ -307,8 +289,8 @@ def mps_daemon(
 ) -> Mapping[str, str] | None:
     """Return the environment of the MPS daemon of a process of a user; None: there is no daemon.
 
-    The daemon's folder has its socket and its pid. It is root's, whose list other users do not
-    know, or the user's own: any user may make MPS_FOLDER.
+    It is root's, whose list other users do not know, or the user's own: any user may make
+    MPS_FOLDER, which has its socket and its pid.
     """
     folder = root + (environ.get(environment.MPS_PIPE) or MPS_FOLDER)
     control = _status(f"{folder}/control")

@@ -17,7 +17,7 @@ Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; NVIDIA "Multi-
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.config import CPUS
@@ -59,7 +59,7 @@ MIXED = (
 
 @dataclass(frozen=True)
 class TaskCpus:
-    """The CPUs that a task asked for, as its variables say. A task is a launcher's process."""
+    """The CPUs that a task, a launcher's process, asked for, as its variables say."""
 
     cpus: int | None = None  #: a number
     tasks: int | None = None  #: or an equal part of those that so many tasks may use
@@ -122,26 +122,26 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
 
     Raises InvalidRequestError for variables that are malformed, or contradict each other.
     """
-    launched, is_named = _checked(env.local_rank(environ)), not {"gpus", "rank"}.isdisjoint(names)
+    launched, is_named = env.local_rank(environ), not {"gpus", "rank"}.isdisjoint(names)
+    if launched is not None and max(launched.number + 1, launched.size or 1) > env.MAX_ENTRIES:
+        raise InvalidRequestError(
+            f"env: {launched.variable}={launched.number} of {launched.size or 'unknown'} ranks on "
+            f"this node are too many; the most is {env.MAX_ENTRIES}"
+        )
     rank = launched  # of several that its launcher started
     if launched is not None and (env.is_alone(environ, launched) or env.GPUS in environ):
         rank = None
-    task = _read_numberings(environ, stated)
-    slice_of = _slice_of(environ, stated, launched, is_named=is_named)
     task = replace(
-        task, slice=slice_of, is_launched=bool(environ.keys() - {env.ALLOWED, env.CPULIST})
+        _read_numberings(environ, stated),
+        slice=_slice_of(environ, stated, launched, is_named=is_named),
+        is_launched=bool(environ.keys() - {env.ALLOWED, env.CPULIST}),
     )
     if options.cpus is None:
         of_script = rank is None and bool(stated.rank) and not stated.ranks
         cpus = _asked_cpus(environ, stated.ranks, launched, of_script=of_script)
         task = replace(task, cpus=cpus)
     if not is_named and (launched is None or launched.variable == env.SLURM_TASK):
-        bound = _bound_by(environ)
-        if launched and not launched.size and _has_slurm_masks(environ):
-            bound = bound or (
-                "neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says how many tasks there are"
-            )
-        task = replace(task, bound=bound)
+        task = replace(task, bound=_bound_by(environ, launched))
         if launched and launched.size:
             slurm = _slurm_task(environ, launched.number, launched.size, stated.cpuset)
             task = replace(task, job=stated.job or _gpus_of_job(environ), slurm=slurm)
@@ -179,16 +179,6 @@ def _read_numberings(environ: Environment, stated: Task) -> Task:
     return replace(task, visible=value, lists=visible_lists(environ))
 
 
-def _checked(rank: Rank | None) -> Rank | None:
-    """Return a rank. Raises InvalidRequestError if no machine has so many."""
-    if rank is not None and max(rank.number + 1, rank.size or 1) > env.MAX_ENTRIES:
-        raise InvalidRequestError(
-            f"env: {rank.variable}={rank.number} of {rank.size or 'unknown'} ranks on this node "
-            f"are too many; the most is {env.MAX_ENTRIES}"
-        )
-    return rank
-
-
 def visible_lists(environ: Environment) -> tuple[tuple[str, str], ...]:
     """Return the visible-device variables of all vendors."""
     return tuple((name, environ[name]) for name in env.VISIBLE_NAMES if name in environ)
@@ -217,23 +207,20 @@ def _asked_cpus(
 ) -> TaskCpus | None:
     """Return how many CPUs a process's task asked for; None: unknown.
 
-    `ranks` divide its CPUs; None: as many as its launcher started. AFFINITYD_CPUS says it; else
-    under Slurm SLURM_CPUS_PER_TASK, which is set where -c was given; a batch script asked for that
-    of all its tasks, and has them for all ranks `of_script`. Else it is its part of its tasks'
-    CPUs. In a pod it is a part of AFFINITYD_JOB_CPUS, the container's CPU request. Elsewhere the
-    CPUs that it may use, which commands send as AFFINITYD_ALLOWED, are its allotment. Raises
-    InvalidRequestError for an AFFINITYD_CPUS that is neither none nor a number.
+    By AFFINITYD_CPUS; else under Slurm by -c, which a batch script, `of_script`, has for all its
+    tasks; else it is a part of what its tasks have together: the job's CPUs, the container's
+    (AFFINITYD_JOB_CPUS), or an allotment (AFFINITYD_ALLOWED). Raises InvalidRequestError.
     """
     stated, in_slurm = environ.get(CPUS), env.SLURM_JOB in environ
+    if stated == "none":
+        return None
+    each = number(stated)
+    if stated and not each:
+        raise InvalidRequestError(f"{CPUS}: {quote(stated)} is neither none nor a number")
     of_job = of_container = number(environ.get(env.JOB_CPUS))
     if in_slurm and not of_job:
         on_node = environ.get("SLURM_CPUS_ON_NODE")
         of_job = number(on_node) if on_node else env.job_cpus(environ)
-    each = number(stated)
-    if stated and not each:
-        if stated != "none":
-            raise InvalidRequestError(f"{CPUS}: {quote(stated)} is neither none nor a number")
-        return None
     if not stated and in_slurm and not of_container:
         each = _cpus_per_task(environ, rank)
     if each and in_slurm and of_script:
@@ -272,8 +259,8 @@ def _slice_of(
         raise InvalidRequestError(f"env: {env.SLICE}: {error}") from None
 
 
-def _bound_by(environ: Environment) -> str | None:
-    """Return the option by which the user bound a task of a Slurm step; None: by none.
+def _bound_by(environ: Environment, launched: Rank | None) -> str | None:
+    """Return why a task of a Slurm step is left alone: the user's option; None: it is not.
 
     Slurm writes the masks that it chooses with 0x, a user's own without.
     """
@@ -293,6 +280,8 @@ def _bound_by(environ: Environment) -> str | None:
     memory = environ.get("SLURM_MEM_BIND_TYPE") or "none"
     if not memory.removeprefix("quiet,").startswith("none"):
         return f"its memory is bound by --mem-bind={one_line(memory[:MOST_SHOWN])}"
+    if launched and not launched.size and _has_slurm_masks(environ):
+        return "neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says how many tasks there are"
     return None
 
 
@@ -302,7 +291,7 @@ def _has_slurm_masks(environ: Environment) -> bool:
 
 
 def _bind_list(environ: Environment) -> tuple[CpuSet, ...]:
-    """Return the CPUs of each task that srun lists, also as the user said: 0xf*4, or CPU numbers.
+    """Return the CPUs of each task that srun lists: 0xf*4, or numbers.
 
     Raises InvalidRequestError.
     """
@@ -346,14 +335,11 @@ def read_masks(environ: Environment, task: Task) -> Task:
 def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None) -> SlurmTask:
     """Return a task of srun, whose own facts its plan follows from."""
     gpu_bind = environ.get("SLURM_TRES_BIND", "").removeprefix("gres/gpu:")
-    masks: tuple[CpuSet, ...] = ()
-    if _has_slurm_masks(environ):
-        masks = _bind_list(environ)
     return SlurmTask(
         number=task,
         tasks=tasks,
         step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
-        masks=masks,
+        masks=_bind_list(environ) if _has_slurm_masks(environ) else (),
         mask=mask,
         pinned=_read_cpus(environ, env.CPULIST),
         allowed=_read_cpus(environ, env.ALLOWED),
@@ -376,8 +362,8 @@ def _read_cpus(environ: Environment, name: str) -> CpuSet:
 def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
     """Return the GPUs of the job on this node, in its own numbering, where they are known.
 
-    A site sets AFFINITYD_JOB_GPUS. Slurm's variable is right only in the batch script: the steps
-    inherit it from there, also on other nodes.
+    A site sets AFFINITYD_JOB_GPUS. Steps inherit Slurm's variable from the batch script, where
+    alone it is right.
     """
     in_script = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
     gpus = environ.get(env.JOB_GPUS) or in_script
@@ -385,10 +371,7 @@ def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
 
 
 def _granted(environ: Environment, task: Task) -> str | None:
-    """Return the job's GPUs if a task may open more than its own, else those that it may open.
-
-    Such a task is not bound, and the node's other devices are open to it.
-    """
+    """Return the job's GPUs if a task, not bound, may open others too; else those that it may."""
     of_step = number(environ.get("SLURM_GPUS_ON_NODE"))
     files = (task.granted or "").count(",") + 1
     if task.job is None or task.visible is not None or of_step in {None, files}:
@@ -400,8 +383,7 @@ def _kept_apart(environ: Environment, task: Task, rank: Rank, options: Options) 
     """Return a rank that sees a GPU that its siblings do not, apart from their cores.
 
     None: it does not. It is a single GPU, unless the container has no other: that is the siblings',
-    too. The cores are divided by the job's GPUs, if known; else by each GPU's own block. With more
-    ranks than GPUs, scripts deal the GPUs out in turn.
+    too. The cores are divided by the job's GPUs, if known; else by each GPU's own block.
     """
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return None
@@ -425,8 +407,7 @@ def _kept_apart(environ: Environment, task: Task, rank: Rank, options: Options) 
 def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     """Return the devices that a process sees, by its own numbers, through every numbering.
 
-    Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one of a device that is not
-    here.
+    Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one that is not here.
     """
     everything, devices = all_devices(topology), None
     if task.granted is not None:
@@ -467,19 +448,17 @@ def _opened(
     entries = granted.split(",")
     if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
         entries = [entry for entry in entries if entry in files or not re.fullmatch(FILE, entry)]
-    wanted = {_granted_device(everything, files, entry) for entry in entries}
+    wanted = set()
+    for entry in entries:
+        if entry not in files and (match := re.fullmatch(FILE, entry)):
+            kind = [file.split(":")[1] for file in files if file.startswith(match[1])]
+            have = ", ".join(sorted(kind, key=int)) or "none"
+            raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
+        wanted.add(files.get(entry) or _granted_device(everything, entry))
     return tuple(device for device in everything.nameable if device in wanted)
 
 
-def _granted_device(
-    everything: VisibleDevices, files: Mapping[str, ComputeDevice], entry: str
-) -> ComputeDevice:
-    if entry in files:
-        return files[entry]
-    if match := re.fullmatch(FILE, entry):
-        numbers = sorted(int(file.partition(":")[2]) for file in files if file.startswith(match[1]))
-        have = ", ".join(map(str, numbers)) or "none"
-        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
+def _granted_device(everything: VisibleDevices, entry: str) -> ComputeDevice:
     try:
         return at(everything, entry)
     except NoSuchGpuError as error:
@@ -496,9 +475,8 @@ def _of_container(
 ) -> tuple[ComputeDevice, ...] | None:
     """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
 
-    That is if it lists none (`all`, `void`, `none`, a folder), or not only granted ones: a
-    runtime that takes devices from elsewhere (CDI) leaves it as the image or the pod has it. To a
-    privileged container all devices are open, and the list says which are its own.
+    That is if it lists none (`all`, a folder), or not only granted ones: a runtime that takes
+    devices from elsewhere (CDI) leaves it as the image has it.
     """
     try:
         wanted = {at(everything, entry.strip()) for entry in listed.split(",")}
@@ -552,7 +530,7 @@ def check_gpus(
 ) -> PlanWarning | None:
     """Return a warning if it is not certain that a task's GPUs are these, but where they are.
 
-    Raises UnsatisfiableError, which says why, where the place is not certain.
+    Raises UnsatisfiableError where that is not certain either.
     """
     keys = {gpu.key for gpu in gpus}
     is_by_index = task.gpus is None or any(map(is_number, task.gpus))
