@@ -140,18 +140,6 @@ def test_variables_offer_what_there_is(server: Prometheus) -> None:
             assert server.label_values(called[2], selector) == OFFERED[variable["name"]]
 
 
-def test_every_rule_can_be_followed_and_every_record_is_of_the_node(server: Prometheus) -> None:
-    def followed() -> bool:
-        return {rule["health"] for rule in server.rules().values()} == {"ok"}
-
-    eventually(followed, "every rule was evaluated")
-    assert [rule["lastError"] for rule in server.rules().values() if "lastError" in rule] == []
-    records = [name for name, rule in server.rules().items() if rule["type"] == "recording"]
-    assert len(records) == 7
-    for record in records:
-        assert AUDITED in {it["metric"]["node"] for it in server.query(record)}
-
-
 def test_alerts_find_what_is_wrong(server: Prometheus) -> None:
     def alerting(alert: str) -> set[str]:
         series = server.query(server.rules()[f"Affinityd{alert}"]["query"])

@@ -180,6 +180,12 @@ EXCLUSIVE = {"SLURM_JOB_CPUS_PER_NODE": "32", "SLURM_CPUS_ON_NODE": "8"}
         ({"AFFINITYD": "off"}, "unpinned: AFFINITYD=off"),
         ({"AFFINITYD_VERBOSE": "no"}, None),
         ({"SLURM_LOCALID": "1"}, None),
+        # A variable that undoes the pin, and that has not been switched off.
+        ({"OMP_PLACES": "cores"}, "; OMP_PLACES binds it, too"),
+        ({"OMP_PLACES": "cores", "OMP_PROC_BIND": "false"}, "(local); idle_cpus"),
+        ({"GOMP_CPU_AFFINITY": "0 1"}, "; GOMP_CPU_AFFINITY binds it, too"),
+        ({"KMP_AFFINITY": "granularity=fine,compact,1,0"}, "; KMP_AFFINITY binds it, too"),
+        ({"AMD_CPU_AFFINITY": "0"}, "(local); idle_cpus"),
     ],
     ids=str,
 )
@@ -211,28 +217,6 @@ def test_the_line_of_a_far_task_names_what_slurm_is_to_be_asked_for(
     assert f"({locality})" in line
     for option in "--gpu-bind=closest", " -c,", "Cores=", "--gres-flags=enforce-binding":
         assert (option in line) == is_slurms
-
-
-@pytest.mark.parametrize(
-    ("env", "binder"),
-    [
-        ({"OMP_PLACES": "cores"}, "OMP_PLACES"),
-        ({"OMP_PLACES": "cores", "OMP_PROC_BIND": "false"}, None),
-        ({"GOMP_CPU_AFFINITY": "0 1"}, "GOMP_CPU_AFFINITY"),
-        ({"KMP_AFFINITY": "granularity=fine,compact,1,0"}, "KMP_AFFINITY"),
-        ({"AMD_CPU_AFFINITY": "0"}, None),
-        ({}, None),
-    ],
-    ids=str,
-)
-def test_a_variable_that_undoes_the_pin_is_named(
-    node: Node, env: Mapping[str, str], binder: str | None
-) -> None:
-    task = {**FAR_GPU, **FIRST, "AFFINITYD_VERBOSE": "1", **env}
-    lines = task_prolog(node, task)[0].splitlines()
-    assert f"export AFFINITYD_CPULIST={FAR}" in lines
-    named = [it.rpartition("; ")[2] for it in lines if "binds it, too" in it]
-    assert named == ([f"{binder} binds it, too"] if binder else [])
 
 
 # Without a daemon.
@@ -334,15 +318,11 @@ def test_only_root_s_mps_daemon_or_a_user_s_own_puts_an_index_in_doubt(
 # A job's note.
 
 
-def test_a_note_of_other_gpus_is_ignored(node: Node, daemon: Daemon) -> None:
-    """As where gres.conf names GPUs in another order than the node's."""
-    note(daemon, "gpus=0\n")
-    assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
-
-
-@pytest.mark.parametrize("text", ["gpus=$(id)", "x" * 100_000], ids=len)
-def test_a_malformed_note_is_ignored(node: Node, daemon: Daemon, text: str) -> None:
-    """In a unique mode nothing else keeps tasks apart where cores are fewer than GPUs."""
+@pytest.mark.parametrize("text", ["gpus=0\n", "gpus=$(id)", "x" * 100_000], ids=len)
+def test_a_note_that_is_malformed_or_of_other_gpus_is_ignored(
+    node: Node, daemon: Daemon, text: str
+) -> None:
+    """Another order of gres.conf names others; in a unique mode nothing else keeps tasks apart."""
     note(daemon, text)
     assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
     unique, _ = task_prolog(node, {**FAR_GPU, **TWO_TASKS, "AFFINITYD_MODE": "exclusive"})
