@@ -20,7 +20,7 @@ from affinityd.config.settings import Settings
 from affinityd.daemon import release_signals
 from affinityd.daemon.api import ApiState
 from affinityd.daemon.api.app import plans_app, whole_app
-from affinityd.daemon.api.peers import Callers, Connections
+from affinityd.daemon.api.peers import Connections
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics import Metrics
 from affinityd.daemon.servers import Listeners, Server, listening, raise_file_limit
@@ -86,8 +86,7 @@ async def _serve(
         scan_interval=settings.scan_interval,
         demo=settings.machine if settings.machine == BUSY else None,
     )
-    callers = Callers(replayed=settings.replays)
-    state = ApiState(settings, watcher, metrics, last_scan, callers)
+    state = ApiState(settings, watcher, metrics, last_scan)
     connections = Connections(metrics.refused_connections.inc)
     servers = [
         Server(whole_app(state), listeners.everything, connections),

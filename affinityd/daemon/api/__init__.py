@@ -10,11 +10,12 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 
 from affinityd.config.settings import Settings
-from affinityd.daemon.api.peers import Callers
+from affinityd.daemon.api.peers import caller_of, peer_of_request
 from affinityd.daemon.metrics import Metrics
 from affinityd.daemon.state.scans import ScanResult
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.request.document import ProblemDocument
+from affinityd.request.resolve import Caller
 
 JSON = "application/json"
 TEXT = "text/plain"
@@ -28,18 +29,24 @@ _REFUSAL = {
 
 @dataclass(frozen=True)
 class ApiState:
-    """One daemon's node, its metrics, its last scan, and its callers."""
+    """One daemon's node, its metrics, and its last scan."""
 
     settings: Settings
     watcher: TopologyWatcher
     metrics: Metrics
     last_scan: Callable[[], ScanResult | None]
-    callers: Callers
 
 
 def state_of(request: Request) -> ApiState:
     """Return the state of the app that a request was sent to."""
     return cast("ApiState", request.app.state.api)
+
+
+def caller_of_request(request: Request) -> Caller | None:
+    """Return the CPUs of the process that asks; None where it is not known, or a replay's."""
+    if state_of(request).settings.replays:
+        return None
+    return caller_of(peer_of_request(request.scope))
 
 
 def refusals(meanings: dict[int, str]) -> dict[int | str, dict[str, Any]]:

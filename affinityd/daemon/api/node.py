@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from affinityd.audit.document import ALL, AuditDocument
 from affinityd.config.settings import Settings
-from affinityd.daemon.api import JSON, refusals, state_of
+from affinityd.daemon.api import JSON, caller_of_request, refusals, state_of
 from affinityd.daemon.api.page import PICTURE_HEADERS
 from affinityd.daemon.api.peers import peer_of_request, reader_of
 from affinityd.daemon.api.plan import DESCRIBED, NO_PLAN, NOT_READ, read_query
@@ -100,7 +100,7 @@ async def topology_svg(request: Request) -> Response:
         asked = await read_query(request)
         if asked.format is not None:
             raise InvalidRequestError("format: this is always SVG; leave it out")
-        caller = state.callers.of_peer(peer_of_request(request.scope))
+        caller = caller_of_request(request)
         marks = marks_of(answer(state.watcher.node, asked, caller), marks.reserved)
     return SvgResponse(draw(state.watcher.node.topology, marks), headers=PICTURE_HEADERS)
 

@@ -8,14 +8,13 @@ cgroups(7) for /proc/PID/cgroup, pid_namespaces(7).
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import resource
 import socket
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache
 from ipaddress import ip_address
 from typing import Any
 
@@ -33,15 +32,12 @@ from affinityd.linux.processes import (
     ROOT,
     Credentials,
     credentials,
-    exists,
     groups,
     overflow_uid,
     parse_stat,
     status_of,
 )
 from affinityd.request.resolve import Caller
-
-log = logging.getLogger(__name__)
 
 KEY = "peer"  #: where a request's scope has the peer, among its `state`
 
@@ -55,11 +51,6 @@ TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
     b"content-type: text/plain\r\ncontent-length: 40\r\n\r\n"
     b"a request has 65,536 characters at most\n"
-)
-
-HIDDEN = (
-    "the caller is unidentified; without a cpuset its plan is for the whole node: /proc hides its "
-    "process; run the daemon without hidepid= and ProtectProc=, or with CAP_SYS_PTRACE"
 )
 
 
@@ -213,44 +204,33 @@ class PeerProtocol(HttpToolsProtocol):
         self._connections.remove(self)
 
 
-class Callers:
-    """Reads which CPUs the peers of a daemon may use."""
+def caller_of(peer: Peer | None) -> Caller | None:
+    """Return the CPUs of the process that made a connection; None where it is not known.
 
-    def __init__(self, *, replayed: bool = False) -> None:
-        """Begin; `replayed`: the machine is not this one, so that no caller's CPUs are known."""
-        self._replayed = replayed
-        self._warn_once = cache(partial(log.warning, "%s"))
-
-    def of_peer(self, peer: Peer | None) -> Caller | None:
-        """Return the CPUs of the process that made a connection; None where it is not known.
-
-        Raises BusyError where no file is left to read them.
-        """
-        if self._replayed or peer is None:
-            return None
-        pid = peer.credentials.pid
-        if pid <= 0 or not self._sees_own_pids:  # as in a pod; affinityd's commands send their CPUs
-            return None
-        try:
-            caller = _caller(pid)
-            # The facts are those of the peer, unless the pid is by now another process's.
-            if caller is not None and peer.is_there:
-                return caller
-        except OSError as error:
-            raise BusyError(
-                f"the caller cannot be identified now: {error.strerror}; try again in a moment"
-            ) from None
-        if exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup"):  # noqa: PTH110
-            self._warn_once(HIDDEN)
+    Raises BusyError where no file is left to read them.
+    """
+    if peer is None:
         return None
+    pid = peer.credentials.pid
+    if pid <= 0 or not _sees_own_pids():  # as in a pod; affinityd's commands send their CPUs
+        return None
+    try:
+        caller = _caller(pid)
+        is_same = peer.is_there  # else the pid is by now another process's
+    except OSError as error:
+        raise BusyError(
+            f"the caller cannot be identified now: {error.strerror}; try again in a moment"
+        ) from None
+    return caller if is_same else None
 
-    @cached_property
-    def _sees_own_pids(self) -> bool:
-        """Whether the pids in /proc are those of a socket's peers."""
-        try:
-            return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115
-        except OSError:
-            return False
+
+@cache
+def _sees_own_pids() -> bool:
+    """Return whether the pids in /proc are those of a socket's peers."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115
+    except OSError:
+        return False
 
 
 def _caller(pid: int) -> Caller | None:

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from affinityd.config import OBSERVE
-from affinityd.daemon.api import JSON, TEXT, refusals, state_of
+from affinityd.daemon.api import JSON, TEXT, caller_of_request, refusals, state_of
 from affinityd.daemon.api.peers import peer_of_request
 from affinityd.errors import InvalidRequestError
 from affinityd.json_codec import dumps
@@ -97,7 +97,7 @@ async def plan(request: HttpRequest, asked: Annotated[Request, Depends(read_quer
     """Answer a request. Raises AffinityError; its kind is the reason."""
     state = state_of(request)
     node = state.watcher.node
-    caller = state.callers.of_peer(peer_of_request(request.scope))
+    caller = caller_of_request(request)
     reply = replied(node, asked, caller)
     is_text = wants_text(request.headers.get("accept"))
     form = asked.format or ("cpulist" if is_text else "json")

@@ -58,15 +58,6 @@ def test_nothing_else_is_answered(node: Node, method: str, target: str) -> None:
     assert node.ask(target, method, accept="text/plain").text == f"Not Found: {detail}\n"
 
 
-def test_any_address_of_a_plan_listener_answers_only_plans(tmp_path: Path) -> None:
-    port = free_port()
-    with running(tmp_path, "--machine", "mi250x", "--listen-plan", f"0.0.0.0:{port}") as daemon:
-        for host in (PLANS, EVERYTHING):
-            assert Node(daemon, port).ask("/plan?gpus=0", host=host).status == 200
-            assert Node(daemon, port).ask("/metrics", host=host).status == 404
-        assert daemon.get("/metrics").status == 200
-
-
 @pytest.mark.parametrize("everything", ["0.0.0.0", "localhost"])  # noqa: S104
 def test_one_address_for_both_ends_the_start(tmp_path: Path, everything: str) -> None:
     port = free_port()

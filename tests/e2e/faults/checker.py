@@ -1,4 +1,4 @@
-"""Clients that ask in loops while things happen to a daemon, and judge every single answer.
+"""Clients that ask in loops while things happen to a daemon, and judge every answer.
 
 Right is what the planner says of a topology that is true meanwhile. What may come instead is a 5xx,
 or a connection that is refused or breaks off; nothing else may.
@@ -9,8 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path
@@ -20,7 +19,6 @@ from affinityd.client.local_plan import plan_on_node
 from affinityd.request import formats
 from affinityd.topology.model import Node, Topology
 from tests.support.daemons import UnixConnection, eventually
-from tests.support.tiny import FAR, LOOK, NEAR, affinityd
 
 #: What is asked in turn: remembered and planned anew, of one GPU and of all.
 QUERIES = (
@@ -106,38 +104,3 @@ def asking(
             thread.join()
     assert asked.wrong == [], asked.wrong[:3]
     assert asked.answered, asked.refused
-
-
-# Ranks on a machine of two CPUs: commands that `affinityd exec` starts where they belong.
-
-PLACES = (NEAR, FAR)  #: GPU → the only CPU that is right for it
-
-
-def start_ranks(number: int, socket: Path, *checkouts: Path | None) -> set[str]:
-    """Start so many, a few at a time, in turn by the programs of these checkouts.
-
-    Each must run where it belongs; return what they say on stderr.
-    """
-    env = {"AFFINITYD_SOCKET": os.fspath(socket)}
-    by = checkouts or (None,)
-
-    def rank(place: int) -> Sequence[str]:
-        gpu, checkout = place % 2, by[place // 2 % len(by)]
-        done = affinityd("exec", f"--gpus={gpu}", "--", *LOOK, env=env, checkout=checkout)
-        assert done.cpus == PLACES[gpu], done
-        return done.lines
-
-    with ThreadPoolExecutor(4) as pool:
-        return {line for lines in pool.map(rank, range(number)) for line in lines}
-
-
-def start_ranks_during(
-    work: Callable[[], object], socket: Path, *checkouts: Path | None
-) -> set[str]:
-    complaints: set[str] = set()
-    with ThreadPoolExecutor(1) as other:
-        done = other.submit(work)
-        while not done.done():
-            complaints |= start_ranks(4, socket, *checkouts)
-        done.result()
-    return complaints

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.faults.checker import QUERIES, asking, start_ranks_during
+from tests.e2e.faults.checker import QUERIES, asking
 from tests.e2e.slurm.alone import Node, task_prolog
-from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn, with_constants
+from tests.support.daemons import PATIENCE, running, with_constants
 from tests.support.machines.facts import machine
 from tests.support.paths import REPOSITORY, open_folder
-from tests.support.tiny import BOTH, FAR, NEAR, tiny, tiny_tree
+from tests.support.tiny import BOTH, FAR, LOOK, NEAR, affinityd, tiny_tree
 
 #: The release before this one; there is no tag yet.
 PREVIOUS = "e17663234fc90a65d4d21dd58fb3916f4a889ce2"
@@ -99,24 +99,14 @@ def test_a_task_prolog_of_another_release_than_the_daemon_s_pins_or_leaves_the_m
             assert re.fullmatch(f"export AFFINITYD_UNPINNED=.*{refusal}.*\n", told), told
 
 
-def test_ranks_that_start_during_upgrade_and_downgrade_are_where_they_belong(
-    tmp_path: Path, previous: Path, root: str, pytestconfig: pytest.Config
+def test_exec_of_the_release_before_asks_a_daemon_of_today(
+    tmp_path: Path, previous: Path, root: str
 ) -> None:
-    """Half of them of either release; whatever else asks is answered right or not at all."""
-    most = 10 if pytestconfig.getoption("nightly") else 2  #: times that the release changes
-    with running(tmp_path, "--root", root, before=by_checkout(previous)) as daemon:
-
-        def swap() -> None:
-            for number in range(most):
-                before = by_checkout(previous if number % 2 else None)
-                daemon.stop()
-                daemon.process = spawn(tmp_path, "--root", root, before=before).process
-                eventually(lambda: is_ready(daemon), "the other release answers")
-
-        with asking(daemon.socket, tiny(), clients=1) as asked:
-            start_ranks_during(swap, daemon.socket, None, previous)
-            asked.more()
-        assert asked.cut == 0
+    with running(tmp_path, "--root", root) as daemon:
+        env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket)}
+        for gpu, cpu in enumerate((NEAR, FAR)):
+            pinned = affinityd("exec", f"--gpus={gpu}", "--", *LOOK, env=env, checkout=previous)
+            assert (pinned.cpus, pinned.stderr) == (cpu, "")
 
 
 # The same release, started anew.

@@ -109,14 +109,6 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def test_every_log_line_is_written_in_order_before_the_end(pipe: tuple[int, int]) -> None:
-    reader, writer = pipe
-    with telling(writer) as tell:
-        for number in range(100):
-            tell(f"line {number}")
-    assert os.read(reader, 65536).decode().splitlines() == [f"info: line {n}" for n in range(100)]
-
-
 def test_a_reader_that_stops_holds_up_no_line_and_gets_later_ones(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     with telling(writer, "json") as tell:

@@ -20,9 +20,8 @@ from affinityd.audit.document import ALL, COUNTS
 from affinityd.cpuset import parse_list
 from affinityd.daemon.api import peers
 from affinityd.daemon.api.peers import (
-    Callers,
     Connections,
-    Peer,
+    caller_of,
     peer_of,
     reader_of,
 )
@@ -95,10 +94,6 @@ def caller() -> Iterator[Called]:
         yield Called(asker, accepted)
 
 
-def told(peer: Peer | None) -> Caller | None:
-    return Callers().of_peer(peer)
-
-
 def known(mask: str, within: str) -> Caller:
     return Caller(parse_list(mask), parse_list(within))
 
@@ -110,17 +105,17 @@ def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
     caller.do(
         "import ctypes; ctypes.CDLL(None).prctl(15, b'x\\nUid:\\t7\\t7\\n\\rUid:\\t7', 0, 0, 0)"
     )
-    assert told(caller.peer) == known(BOTH, BOTH)
+    assert caller_of(caller.peer) == known(BOTH, BOTH)
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(20):
-        told(caller.peer)
+        caller_of(caller.peer)
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
     with cpuset() as folder:
         caller.asker.enter(folder)
-        assert told(caller.peer) == known(NEAR, BOTH)
+        assert caller_of(caller.peer) == known(NEAR, BOTH)
         (folder / "cpuset.cpus").write_text(FAR)
-        assert told(caller.peer) == known(FAR, FAR)
+        assert caller_of(caller.peer) == known(FAR, FAR)
         caller.process.kill()  # no cgroup goes that has a process
         caller.process.wait()
 
@@ -131,7 +126,7 @@ def test_a_caller_whose_cpuset_changed_since_its_mask_was_read_has_the_cpuset(
     monkeypatch.setattr(peers, "mask_of", lambda _: parse_list("8191"))
     monkeypatch.setattr(peers, "_cpuset_files", lambda _: ("/sys/devices/system/cpu/online",))
     online = Path("/sys/devices/system/cpu/online").read_text()
-    assert told(caller.peer) == known(online, online)
+    assert caller_of(caller.peer) == known(online, online)
 
 
 @pytest.mark.parametrize("is_reaped", [False, True])
@@ -140,13 +135,13 @@ def test_a_caller_that_has_ended_is_not_known(caller: Called, is_reaped: bool) -
     os.waitid(os.P_PID, caller.process.pid, os.WEXITED | os.WNOWAIT)
     if is_reaped:
         caller.process.wait()
-    assert told(caller.peer) is None
+    assert caller_of(caller.peer) is None
 
 
 #: In a pid namespace of its own: who connected ends, and another process is given its number.
 REUSED = """
 import os, socket, sys, time
-from tests.processes.daemon.test_peers import peer_of, told
+from tests.processes.daemon.test_peers import caller_of, peer_of
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
@@ -164,22 +159,22 @@ def connect():
 first = child(connect)
 accepted, _ = listener.accept()
 peer = peer_of(accepted)
-before = told(peer)
+before = caller_of(peer)
 os.write(end, b"x")
 os.waitpid(first, 0)
 time.sleep(0.05)  # the start of a process is known by 10 ms
 open("/proc/sys/kernel/ns_last_pid", "w").write(str(first - 1))
 second = child(lambda: time.sleep(60))
-print(second == first, before is not None, told(peer))
+print(second == first, before is not None, caller_of(peer))
 os.kill(second, 9)
 """
 
 #: As a user who may not look into its own cgroup's folder: asks itself.
 SHUT = """
 import socket
-from affinityd.daemon.api.peers import Callers, peer_of
+from affinityd.daemon.api.peers import caller_of, peer_of
 mine, other = socket.socketpair(socket.AF_UNIX)
-print(Callers().of_peer(peer_of(mine)))
+print(caller_of(peer_of(mine)))
 """
 
 
@@ -189,6 +184,37 @@ def test_a_process_with_the_pid_of_one_that_has_ended_is_not_taken_for_it(
 ) -> None:
     apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     assert said(REUSED, str(tmp_path / "s"), within=apart) == "True True None"
+
+
+#: As a user to whom /proc shows no other user's process: asks about root's.
+HIDDEN = """
+import os, socket, sys
+from tests.processes.daemon.test_peers import caller_of, peer_of
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+may_end, end = os.pipe()
+if os.fork() == 0:
+    os.close(end)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(sys.argv[1])
+    os.read(may_end, 1)
+    os._exit(0)
+accepted, _ = listener.accept()
+before = caller_of(peer_of(accepted))
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+print(before is not None, caller_of(peer_of(accepted)))
+"""
+
+
+@as_root
+@pytest.mark.parametrize("hides", ["noaccess", "invisible"])
+def test_a_caller_that_proc_hides_is_not_known(tmp_path: Path, hides: str) -> None:
+    mount = f'mount -t proc -o hidepid={hides} proc /proc && exec "$0" "$@"'
+    within = ("unshare", "--mount", "sh", "-c", mount)
+    assert said(HIDDEN, str(tmp_path / "s"), within=within) == "True None"
 
 
 @as_root
@@ -203,17 +229,14 @@ def test_a_caller_whose_cgroups_folder_is_shut_is_bound_by_its_mask_and_by_nothi
         assert said(SHUT, within=before) == f"{known(FAR, FAR)}"
 
 
-def test_over_tcp_on_a_replayed_machine_and_without_a_connection_no_caller_is_known(
-    caller: Called,
-) -> None:
+def test_over_tcp_no_caller_is_known() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()),
         server.accept()[0] as accepted,
     ):
         assert peer_of(accepted) is None
-    assert Callers(replayed=True).of_peer(caller.peer) is None
-    assert told(None) is None
+    assert caller_of(None) is None
 
 
 CONTAINER = ("unshare", "--pid", "--fork")

@@ -17,7 +17,7 @@ from affinityd.audit.document import ALL, COUNTS
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import ApiState, peers, plan
 from affinityd.daemon.api.app import MOST_IN_TURN, whole_app
-from affinityd.daemon.api.peers import KEY, Callers, Peer, reader_of
+from affinityd.daemon.api.peers import KEY, Peer, reader_of
 from affinityd.daemon.metrics import Metrics
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.linux.processes import Credentials
@@ -79,7 +79,7 @@ async def test_no_page_of_another_site_may_ask(
 
 def app_of(watcher: TopologyWatcher) -> ASGIApp:
     metrics = Metrics(watcher, lambda: None)
-    return whole_app(ApiState(Settings(), watcher, metrics, lambda: None, Callers()))
+    return whole_app(ApiState(Settings(), watcher, metrics, lambda: None))
 
 
 async def answered(
