@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
-from affinityd.audit.jobs import MOST_ABOVE
-from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
+from affinityd.audit.model import GpuHolders, Holding, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.linux.processes import since_boot, stat_of
 from affinityd.linux.scheduling import TICKS
@@ -41,25 +40,6 @@ if is_worker:
     print('ready', flush=True)
 os.read(0, 1)
 """
-
-#: Forks, and has the children change their masks, start others and end, for ever.
-STORM = """
-import os, random, sys
-print('ready', flush=True)
-while True:
-    if os.fork() == 0:
-        for _ in range(3):
-            os.sched_setaffinity(0, {random.randrange(2)})
-            if os.fork() == 0:
-                os._exit(0)
-        os._exit(0)
-    if random.random() < 0.5:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]: pass
-        except ChildProcessError:
-            pass
-"""
-
 
 #: Has threads and children of 20 ms, for ever.
 SHORT_LIVED = """
@@ -108,19 +88,6 @@ def test_a_process_is_judged_by_its_mask_and_the_machine_at_each_scan(far: int) 
     assert placed(auditor.scan(narrow)) == [("unpinned", "unpinned")]
 
 
-def test_cpu_time_is_remote_while_it_is_spent_far_away() -> None:
-    with program(BUSY) as child:
-        auditor = Auditor(Known(child.pid).held)
-        assert auditor.scan(TOPOLOGY).gpu_time[GPU].total == 0
-        for mask in (NEAR, FAR):
-            os.sched_setaffinity(child.pid, mask)
-            before = auditor.scan(TOPOLOGY).gpu_time[GPU]
-            compute(child.pid)
-            after = auditor.scan(replace(TOPOLOGY)).gpu_time[GPU]  # as it was read anew
-            assert after.total > before.total
-            assert (after.remote > before.remote) is (mask == FAR)
-
-
 def test_the_cpu_time_of_threads_and_children_that_have_ended_counts() -> None:
     with program(SHORT_LIVED) as child:
         os.sched_setaffinity(child.pid, FAR)
@@ -145,7 +112,6 @@ def test_the_cpu_time_of_threads_and_children_that_have_ended_counts() -> None:
 def test_counters_history_and_beginnings_follow_a_gpu_that_gets_another_index() -> None:
     first, second = TOPOLOGY.gpus
     swapped = replace(TOPOLOGY, gpus=(replace(second, index=0), replace(first, index=1)))
-    without_first = replace(TOPOLOGY, gpus=(replace(second, index=0),))
     with program(BUSY) as child:
         os.sched_setaffinity(child.pid, FAR)
         known = Known(child.pid)
@@ -153,17 +119,12 @@ def test_counters_history_and_beginnings_follow_a_gpu_that_gets_another_index() 
         auditor.scan(TOPOLOGY)
         compute(child.pid)
         before = auditor.scan(TOPOLOGY)
-        known.now = GpuHolders(unknown={OTHER: "NVML is silent"})
-        after = auditor.scan(swapped)
-        assert after.gpu_time == {GPU: before.gpu_time[OTHER], OTHER: before.gpu_time[GPU]}
-        assert after.gpu_time[OTHER].total > 0
-        assert (after.history[GPU][-1], after.history[OTHER][-1]) == ("i", "f")
         known.now = GpuHolders((Holding(child.pid, OTHER),))
-        assert auditor.scan(swapped).since == {OTHER: before.since[GPU]}
-        known.now = GpuHolders()
-        lost = auditor.scan(without_first)
-        assert lost.gpu_time == {GPU: before.gpu_time[OTHER]}
-        assert lost.history[GPU][-1] == "i"
+        after = auditor.scan(swapped)
+    assert after.gpu_time[GPU] == before.gpu_time[OTHER]
+    assert after.gpu_time[OTHER].total >= before.gpu_time[GPU].total > 0
+    assert (after.history[GPU][-1], after.history[OTHER][-1]) == ("i", "f")
+    assert after.since == {OTHER: before.since[GPU]}
 
 
 #: A server with helpers that starts an engine, and prints its pid; the engine may have a group.
@@ -222,27 +183,6 @@ def test_the_remedy_of_an_engine_that_runs_far_moves_the_server_that_does_too(
         assert Auditor(lambda _: both).scan(TOPOLOGY).tree_tops == {}
 
 
-#: A chain of processes, of which the last is an engine.
-CHAIN = """
-import os, sys
-os.sched_setaffinity(0, eval(sys.argv[1]))
-for _ in range(int(sys.argv[2])):
-    if os.fork():
-        os.read(0, 1)
-        os._exit(0)
-print('ready', os.getpid(), sep='\\n', flush=True)
-os.read(0, 1)
-"""
-
-
-def test_a_remedy_looks_at_few_processes_above_an_engine() -> None:
-    with program(CHAIN, repr({*FAR}), str(MOST_ABOVE + 2)) as first:
-        assert first.stdout is not None
-        engine = int(first.stdout.readline())
-        (top,) = children_of(*children_of(first.pid))
-        assert Auditor(Known(engine).held).scan(TOPOLOGY).tree_tops == {engine: top}
-
-
 def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_gpu() -> None:
     with program(WITH_WORKER, "nv-hostengine", "python") as daemon:
         (child,) = children_of(daemon.pid)
@@ -285,21 +225,14 @@ def test_a_gpu_with_unreached_processes_is_unknown(
     assert scan.unknown == {GPU: "2 of its processes were not scanned: the time limit was reached"}
 
 
-def test_storms_of_processes_are_survived_and_leave_nothing_that_is_torn(far: int) -> None:
-    with program(STORM) as storm, program(CHURN) as churn:
-        auditor = Auditor(Known(storm.pid, churn.pid, far, ABSENT).held)
+def test_what_starts_and_ends_threads_all_the_time_leaves_nothing_that_is_torn(far: int) -> None:
+    with program(CHURN) as churn:
+        auditor = Auditor(Known(churn.pid, far, ABSENT).held)
         scans = [auditor.scan(TOPOLOGY) for _ in range(30)]
-        storm.kill()
-        scans += [auditor.scan(TOPOLOGY) for _ in range(10)]
     for scan in scans:
         assert far in {process.facts.pid for process in scan.processes}
-        assert all(map(_is_whole, scan.processes))
-
-
-def _is_whole(process: AuditedProcess) -> bool:
-    facts = process.facts
-    tids = [thread.tid for thread in facts.threads]
-    is_judged = [placed.thread for placed in process.threads] == [*facts.threads]
-    return (
-        is_judged and len(set(tids)) == len(tids) and (facts.state == "X" or tids[0] == facts.pid)
-    )
+        for process in scan.processes:
+            tids = [thread.tid for thread in process.facts.threads]
+            assert [placed.thread for placed in process.threads] == [*process.facts.threads]
+            assert len(set(tids)) == len(tids)
+            assert process.facts.state == "X" or tids[0] == process.facts.pid

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -19,19 +18,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def crowd() -> Iterator[list[int]]:
-    """Run three processes of one parent on one CPU."""
-    cpu = min(os.sched_getaffinity(0))
+def test_a_process_that_shares_its_cpu_with_its_siblings_waits_for_them(capsys: Capture) -> None:
+    before = ["taskset", "-c", f"{min(os.sched_getaffinity(0))}"]
     with ExitStack() as stack:
-        before = ["taskset", "-c", f"{cpu}"]
-        yield [stack.enter_context(program(BUSY, before=before)).pid for _ in range(3)]
-
-
-def test_a_process_that_shares_its_cpu_with_its_siblings_waits_for_them(
-    crowd: list[int], capsys: Capture
-) -> None:
-    assert main(["why", "--json", "--for", "2s", f"{crowd[0]}"]) == 0
+        crowd = [stack.enter_context(program(BUSY, before=before)).pid for _ in range(3)]
+        assert main(["why", "--json", "--for", "2s", f"{crowd[0]}"]) == 0
     answer = json.loads(capsys.readouterr().out)
     facts = ("pid", "seconds", "waited", "unmeasured", "throttled", "stolen", "others", "cause")
     assert tuple(answer) == (*facts, "remedy", "pressure")
@@ -43,17 +34,6 @@ def test_a_process_that_shares_its_cpu_with_its_siblings_waits_for_them(
     assert "OMP_NUM_THREADS to at most 1" in answer["remedy"]
 
 
-def test_a_table_names_the_threads_and_the_other_processes(
-    crowd: list[int], capsys: Capture
-) -> None:
-    assert main(["why", "--for=1", f"{crowd[0]}"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"process {crowd[0]} (python")
-    assert any(line.split()[:1] == [f"{crowd[1]}"] for line in out.splitlines())
-    assert "remedy: " in out
-
-
-#: Threads that compute for 10 ms each, six at once.
 SHORT_LIVED = """
 import threading, time
 def work():

@@ -1,17 +1,11 @@
 """Judgement of processes that use GPUs, as tables and as properties."""
 
-from dataclasses import replace
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from affinityd.audit.judge import Judge, is_known_daemon, overlap
 from affinityd.audit.model import AuditedProcess, Job, Membership, ProcessFacts
-from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import PLACEMENTS, placement, vicinity
 from tests.support.audit_facts import (
     GPU,
     KUBERNETES_POD,
@@ -19,10 +13,8 @@ from tests.support.audit_facts import (
     SLURM_JOB,
     audited,
     process,
-    scan_of,
 )
 from tests.support.machines.by_hand import made
-from tests.support.machines.strategies import machines
 from tests.support.tables import cases, rows
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1], threads=2, siblings="adjacent")
@@ -60,18 +52,10 @@ def test_a_process_is_where_those_of_its_threads_are_that_no_library_pinned(
     unpinned | 0-11 | 0-11 | unpinned | unpinned
     """),
 )
-@pytest.mark.parametrize(
-    "facts",
-    [
-        process(beside=(BESIDE,)),
-        process(gpu=BESIDE, beside=(GPU,)),
-        process(beside=(BESIDE,), holder=50),  # it works for what holds both
-    ],
-)
 def test_cpus_near_any_of_several_gpus_are_near(
-    facts: ProcessFacts, mask: str, cpuset: str, expected: str, cause: str
+    mask: str, cpuset: str, expected: str, cause: str
 ) -> None:
-    facts = replace(facts, threads=process(mask).threads, cpuset=parse_list(cpuset))
+    facts = process(mask, cpuset=cpuset, beside=(BESIDE,))
     assert judged(THREE, facts) == (expected, cause)
     assert Judge(THREE).judge(facts).near == parse_list("4-11")
 
@@ -99,44 +83,6 @@ def test_known_daemons_are_known_by_their_names(
 ) -> None:
     facts = process("0-7", name=name, uid=uid, membership=membership)
     assert is_known_daemon(facts) is is_known
-
-
-Known = tuple[Topology, ProcessFacts]
-
-
-@st.composite
-def running(draw: st.DrawFn) -> Known:
-    """Return a machine, and a process on it with any masks and any cpuset."""
-    topology = draw(machines())
-    cpus = sorted(topology.online)
-    mask = st.sets(st.sampled_from(cpus), min_size=1).map(format_list)
-    masks = draw(st.lists(mask | st.just(format_list(cpus)), min_size=1, max_size=5))
-    cpuset = draw(st.none() | mask)
-    keys = st.sampled_from([gpu.key for gpu in topology.gpus])
-    first, *beside = draw(st.lists(keys, min_size=1, unique=True))
-    return topology, process(*masks, gpu=first, cpuset=cpuset, beside=tuple(beside))
-
-
-@given(running())
-def test_a_judgement_agrees_with_the_masks_that_count(known: Known) -> None:
-    topology, facts = known
-    judged = Judge(topology).judge(facts)
-    gpus = [it for it in topology.gpus if it.key in facts.gpus]
-    near = vicinity(topology, [gpu for gpu in gpus if gpu.numa_node is None] or gpus)
-    counted = [thread.mask for thread, _, itself in judged.threads if not itself]
-    places = {placement(topology, near, mask) for mask in counted}
-    assert facts.threads[0].mask in counted
-    assert judged.placement in PLACEMENTS
-    assert (judged.placement == "local") == (places == {"local"})
-    assert (judged.placement == "remote") == (places == {"remote"})
-    assert (judged.placement == "unpinned") == ("unpinned" in places)
-    assert (judged.placement == "unknown") == (not near.nodes)
-    assert (judged.cause is None) == (judged.placement in {"local", "unknown"})
-    remedy = Remedies(topology, scan_of(topology, judged)).of(judged)
-    assert (remedy is None) == (judged.cause is None)
-    if judged.cause == "allocation":
-        assert facts.cpuset is not None
-        assert facts.cpuset.isdisjoint(near.cpus)
 
 
 #: Two jobs, which pin themselves to the same CPUs or not.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,70 +31,38 @@ def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
     return {1: Waits(10.0, seconds, cpus=frozenset({0}), runners=runners)}
 
 
+FAR_0, UNPINNED_0 = (
+    "GPU 0 is used from far away",
+    "used by unpinned processes, which may run far away",
+)
+HELD_0 = "GPU 0 is held by processes of no living job, or that have ended"
+UNPINNED = process(5, cause="unpinned", placement="unpinned")
+UNPINNED_1 = process(5, GPU1, cause="unpinned", placement="unpinned")
+LOST: dict[str, Any] = {"unknown": {GPU0: "silent"}, "lost": frozenset([GPU0])}
+GONE = MACHINE.gpus[1:]
+IS_RESERVED = "GPU 0 is reserved by a job, and used by no process"
+
+
 @pytest.mark.parametrize(
     ("found", "state", "texts"),
     [
         (scan(near={}), None, ["there is no GPU here"]),
-        (scan(), "idle", ["no process uses a GPU"]),
         (scan(DAEMON), "idle", ["no process uses a GPU"]),
         (scan(process(1), process(4)), "near", [FROM_NEAR]),
-        (scan(FAR, FAR), "far", ["GPU 0 is used from far away"]),
-        (
-            scan(FAR, process(5, GPU1, cause="unpinned", placement="unpinned")),
-            "far",
-            [
-                "GPU 0 is used from far away",
-                "GPU 1 is used by unpinned processes, which may run far away",
-            ],
-        ),
-        (
-            scan(process(5, cause="unpinned", placement="unpinned")),
-            "unpinned",
-            ["GPU 0 is used by unpinned processes, which may run far away"],
-        ),
-        (
-            scan(ORPHAN, FAR),
-            "far",
-            [
-                "GPU 0 is used from far away",
-                "GPU 0 is held by processes of no living job, or that have ended",
-            ],
-        ),
+        (scan(FAR, UNPINNED_1), "far", [FAR_0, f"GPU 1 is {UNPINNED_0}"]),
+        (scan(UNPINNED), "unpinned", [f"GPU 0 is {UNPINNED_0}"]),
+        (scan(ORPHAN, FAR), "far", [FAR_0, HELD_0]),
         (scan(beside(process(1, GPU1))), "near", ["2 GPUs in use, from near alone"]),
         (scan(beside(FAR_FROM_1)), "far", ["GPUs 0-1 are used from far away"]),
         (scan(process(1), waits=waiting(2.0)), "waiting", ["GPU 0 is waiting for CPUs"]),
         (scan(process(1), waits=waiting(0.5)), "near", [FROM_NEAR]),
-        (
-            scan(process(1), waits=waiting(9.0, beside=0)),
-            "near",
-            [FROM_NEAR],
-        ),
-        (
-            scan(reserved={GPU0: "slurm 7"}),
-            "reserved",
-            ["GPU 0 is reserved by a job, and used by no process"],
-        ),
-        (
-            scan(unknown={GPU0: "silent"}),
-            "unknown",
-            ["GPU 0 is impossible to judge"],
-        ),
-        (
-            scan(FAR_FROM_1, unknown={GPU0: "silent"}, lost=frozenset([GPU0])),
-            "lost",
-            ["GPU 0 is lost or hung", "GPU 1 is used from far away"],
-        ),
-        (
-            scan(unknown={GPU0: "silent"}, lost=frozenset([GPU0]), gone=MACHINE.gpus[1:]),
-            "lost",
-            ["GPU 0 and GPU 1 (0000:11:00.0) are lost or hung"],
-        ),
-        (scan(gone=MACHINE.gpus[1:]), "idle", ["GPU 1 (0000:11:00.0) is lost or hung"]),
-        (
-            scan(near={**NEAR, GPU0: None}),
-            "unknown",
-            ["GPU 0 is impossible to judge"],
-        ),
+        (scan(process(1), waits=waiting(9.0, beside=0)), "near", [FROM_NEAR]),
+        (scan(reserved={GPU0: "slurm 7"}), "reserved", [IS_RESERVED]),
+        (scan(unknown={GPU0: "silent"}), "unknown", ["GPU 0 is impossible to judge"]),
+        (scan(near={**NEAR, GPU0: None}), "unknown", ["GPU 0 is impossible to judge"]),
+        (scan(**LOST), "lost", ["GPU 0 is lost or hung"]),
+        (scan(**LOST, gone=GONE), "lost", ["GPU 0 and GPU 1 (0000:11:00.0) are lost or hung"]),
+        (scan(gone=GONE), "idle", ["GPU 1 (0000:11:00.0) is lost or hung"]),
     ],
 )
 def test_the_worst_comes_first(found: Scan, state: str | None, texts: list[str]) -> None:
@@ -107,39 +76,25 @@ GHOSTS = [process(pid, orphan="it is no more", job=JOB, uid=None) for pid in (1,
 SILENT = {GPU0: "silent", GPU1: "silent"}
 WORKER = process(2, cause="mask")
 WORKERS = [WORKER, replace(WORKER, facts=replace(WORKER.facts, holding=None, holder=2))]
+OF_0 = "GPU 0: process 1 (python) of slurm 7, user 1000: "
+GPU_1 = "GPU 1 (0000:11:00.0)"
 RESET = reset_gpu(MACHINE.gpus[0].pci_bus_id)
 
 
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (
-            scan(*OF_JOB),
-            [
-                "GPU 0: process 1 (python) of slurm 7, user 1000: mask: … --gpus 0000:10:00.0 1",
-                "GPU 1: process 9 (python) of slurm 7, user 1000: mask: … --gpus 0000:11:00.0 9",
-            ],
-        ),
+        (scan(*OF_JOB), [f"{OF_0}mask: … --gpus 0000:10:00.0 1", "GPU 1: process 9 (python) of"]),
         (scan(*WORKERS), ["GPU 0: process 2 (python) and 1 more, user 1000: mask: "]),
         (
             scan(*GHOSTS),
-            ["GPU 0: process 1 (python) and 2 more of slurm 7: orphan: it is no more:"],
+            ["GPU 0: process 1 (python) and 2 more of slurm 7: orphan: it is no"],
         ),
         (scan(beside(FAR_FROM_1)), ["GPUs 0-1: process 1 (python), user 1000: mask: "]),
-        (
-            scan(process(1), waits=waiting(2.0)),
-            ["GPU 0: process 1 (python), user 1000: waits for CPUs, neighbor: on its"],
-        ),
+        (scan(process(1), waits=waiting(2.0)), ["GPU 0: process 1 … waits for CPUs, neighbor: on"]),
         (scan(unknown=SILENT), ["GPUs 0-1: silent: None"]),
         (scan(near={**NEAR, GPU0: None}), ["GPU 0: its NUMA node is not known: None"]),
-        (
-            scan(unknown=SILENT, lost=frozenset([GPU0]), gone=MACHINE.gpus[1:]),
-            [
-                f"GPU 0: silent: {RESET}",
-                f"GPU 1 (0000:11:00.0): {IS_GONE}: {RESCAN}",
-                "GPU 1: silent: None",
-            ],
-        ),
+        (scan(**LOST, gone=GONE), [f"GPU 0: silent: {RESET}", f"{GPU_1}: {IS_GONE}: {RESCAN}"]),
         (scan(reserved={GPU0: "slurm 7"}), ["GPU 0: slurm 7 has it: None"]),
     ],
 )

@@ -93,23 +93,14 @@ def test_threads_that_are_all_bound_to_one_cpu_of_several_are_told_to_be_unbound
         assert (remedy(waits, None, bound_by) or "").startswith(begins)
 
 
-def test_the_times_of_a_thread_that_took_the_main_one_s_id_by_execve_are_not_negative(
-    node: Node,
-) -> None:
+def test_counters_that_began_again_count_for_no_time(node: Node) -> None:
+    """Of a cgroup that was made again, and of a thread that took the main one's id by execve(2)."""
+    node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 900000000\n")
     node.look(1000, {PID: (500, 400)})
+    node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 3\n")
     waits = node.look(1010, {PID: (1, 1)})
     assert waits is not None
-    assert waits.waited == 0
-
-
-def test_a_cgroup_that_was_made_again_was_not_throttled_for_less_than_no_time(node: Node) -> None:
-    node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 900000000\n")
-    node.look(1000, {PID: (1, 1)})
-    node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 3\n")
-    waits = node.look(1010, {PID: (2, 10)})
-    assert waits is not None
-    assert waits.throttled == 0
-    assert waits.waited == pytest.approx(9)
+    assert (waits.throttled, waits.waited) == (0, 0)
 
 
 @pytest.mark.parametrize(("used_up", "cause"), [(90, THROTTLED), (10, None)])
