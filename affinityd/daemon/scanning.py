@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from gzip import compress
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -16,7 +17,7 @@ from affinityd.audit.verdict import IS_GONE, LOST
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobSeries
-from affinityd.daemon.state.scans import METRICS, ScanResult
+from affinityd.daemon.state.scans import GZIP, METRICS, ScanResult
 from affinityd.grouping import Recent
 from affinityd.json_codec import dumps
 from affinityd.linux.processes import since_boot
@@ -49,6 +50,7 @@ class Scanning:
             ALL: f"{dumps(document(topology, scan, names_all=True))}\n".encode(),
             COUNTS: f"{dumps(counts)}\n".encode(),
         }
+        texts |= {f"{name}{GZIP}": compress(text, 1) for name, text in texts.items()}
         scan = replace(scan, seconds=since_boot() - scan.boot)  # with the time for the documents
         self._metrics = audit_metrics.metrics(scan, counts.gpus, self._jobs.scanned(scan))
         texts[METRICS] = generate_latest(self)

@@ -15,6 +15,7 @@ from affinityd.daemon.api import JSON, caller_of_request, refusals, state_of
 from affinityd.daemon.api.page import PICTURE_HEADERS
 from affinityd.daemon.api.peers import peer_of_request, reader_of
 from affinityd.daemon.api.plan import DESCRIBED, NO_PLAN, NOT_READ, read_query
+from affinityd.daemon.state.scans import GZIP
 from affinityd.errors import InvalidRequestError, NotScannedError
 from affinityd.json_codec import dumps
 from affinityd.machines import BUSY
@@ -29,6 +30,7 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _DOCUMENT_HEADERS = {
     "cache-control": "no-store",
     "cross-origin-resource-policy": "same-origin",
+    "vary": "accept-encoding",
     "x-content-type-options": "nosniff",
 }
 _NO_DOCUMENT = {
@@ -126,6 +128,9 @@ async def audit(request: Request) -> Response:
     headers = {**_DOCUMENT_HEADERS, "etag": tag}
     if request.headers.get("if-none-match") == tag:  # the page asks often
         return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        reader += GZIP
+        headers["content-encoding"] = "gzip"
     return Response(last.texts[reader], media_type=JSON, headers=headers)
 
 

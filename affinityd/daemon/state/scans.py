@@ -34,6 +34,7 @@ HUNG_SECONDS = 120.0
 NICENESS = 10
 
 METRICS = "metrics"  #: the name of the text with the metrics of a scan
+GZIP = ".gz"  #: after the name of a document: compressed, since many may ask for megabytes
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def test_names_that_would_act_are_text(shows: Shows) -> None:
 
 
 def test_an_old_scan_is_marked_and_its_age_grows(shows: Shows, context: BrowserContext) -> None:
-    tab = shows(audit(EIGHT, several(30, 8), age=57))
+    tab = shows(audit(EIGHT, several(30, 8), age=45))
     assert not tab.page.locator("#banner").is_visible()
     eventually(tab.page.locator("#banner").is_visible, "it is older than a minute")
     assert "The daemon answers, and scans no more." in texts(tab, "#banner")[0]

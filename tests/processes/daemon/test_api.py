@@ -67,6 +67,8 @@ def test_a_machine_with_recorded_processes_is_served_as_a_demo(tmp_path: Path) -
             audit = json.load(reply)
         assert (audit["demo"], audit["sees"]) == ("dgx-a100-busy", "all")
         assert len(audit["processes"]) == 10
+        packed = daemon.get("/audit", **{"accept-encoding": "gzip"})
+        assert json.loads(decompress(packed.body)).keys() == audit.keys()
         build = 'affinityd_build_info{demo="dgx-a100-busy",'
         assert build in daemon.get("/metrics").text
 
