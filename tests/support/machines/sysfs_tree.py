@@ -180,7 +180,7 @@ def _write_device(topology: Topology, root: Path, device: Gpu | Nic, code: str, 
         folder /= part
         if not part.startswith("pci"):
             put(folder / "class", code if part == device.pci_bus_id else BRIDGE_CLASS)
-            _link(root, folder)
+            link(root / "sys/bus/pci/devices" / folder.name, folder)
     vendor, _, number = ids.partition(":")
     put(folder / "vendor", f"0x{vendor}")
     if number:
@@ -189,13 +189,6 @@ def _write_device(topology: Topology, root: Path, device: Gpu | Nic, code: str, 
     if device.numa_node is not None:
         cpus = topology.cpus_of_node(device.numa_node)
         _put_cpus(folder, cpus, _width(topology), "local_cpulist local_cpus")
-
-
-def _link(root: Path, folder: Path) -> None:
-    link = root / "sys/bus/pci/devices" / folder.name
-    if not link.is_symlink():
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(Path("../../..") / folder.relative_to(root / "sys"))
 
 
 def _write_nvidia_driver(topology: Topology, folder: Path) -> None:
@@ -255,16 +248,16 @@ def write_interfaces(root: Path, nic: Nic) -> None:
         if port is not None:
             link(root / f"sys/class/{kind}/{name}", folder)
         if kind == "net" and nic.bond is not None:
-            _write(root / f"sys/class/net/{nic.bond}/bonding/mode", "802.3ad 4")
+            put(root / f"sys/class/net/{nic.bond}/bonding/mode", "802.3ad 4")
             link(folder / "master", root / f"sys/class/net/{nic.bond}")
     for port in nic.ports:
         for path, text in files_of_port(port):
-            _write(home / path, text)
+            put(home / path, text)
         if port.link_layer == SLINGSHOT:
             link(home / f"cxi/{port.device}/device", home)
         else:
             number = port.device[len(port.device.rstrip("0123456789")) :]
-            _write(home / f"infiniband_verbs/uverbs{number}/ibdev", port.device)
+            put(home / f"infiniband_verbs/uverbs{number}/ibdev", port.device)
             link(home / f"infiniband/{port.device}/device", home)
     if nic.physical is not None:
         link(home / "physfn", home.parent / nic.physical)
@@ -291,8 +284,3 @@ def link(place: Path, target: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         home = place.parent.resolve()
         place.symlink_to(os.path.relpath(target.resolve(), home))
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n")
