@@ -27,36 +27,33 @@ SUFFIXES: dict[str, Literal["w:xz", "w:gz", "w:"]] = {
     ".tar": "w:",
 }
 
-#: The kinds of members, and their permissions.
-_PERMISSIONS = {tarfile.DIRTYPE: 0o755, tarfile.REGTYPE: 0o644, tarfile.SYMTYPE: 0o777}
-
 
 class RecordingTree(Tree):
     """Reads from a tree, and records the files that were read and found."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree.root, tree.name, live=tree.live)
-        #: Kind of member → path → content, or a link's target.
-        self.members: dict[bytes, dict[str, str]] = {kind: {} for kind in _PERMISSIONS}
+        self.members: dict[str, tuple[bytes, str]] = {}  #: path → kind, and text or link's target
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""
         text = super().read(path, *beginnings)
         if text is not None:
-            self.members[tarfile.REGTYPE][path] = f"{text}\n"
+            self.members[path] = (tarfile.REGTYPE, f"{text}\n")
         return text
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
-        """See `Tree.list`."""
+        """See `Tree.list`; a name is a folder, unless it is read."""
         names = super().list(path, keep)
-        self.members[tarfile.DIRTYPE].update((f"{path}/{name}", "") for name in names)
+        for name in names:
+            self.members.setdefault(f"{path}/{name}", (tarfile.DIRTYPE, ""))
         return names
 
     def link(self, path: str) -> str | None:
         """See `Tree.link`."""
         target = super().link(path)
         if target is not None:
-            self.members[tarfile.SYMTYPE][path] = target
+            self.members[path] = (tarfile.SYMTYPE, target)
         return target
 
 
@@ -72,25 +69,26 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     recorder = RecordingTree(tree)
     discover(recorder, nvml)
     if nvml is not None:
-        recorder.members[tarfile.REGTYPE][NVML_FILE] = f"{dumps(nvml)}\n"
-    # A listed name may be a file or a link: the later kind counts.
-    links = recorder.members[tarfile.SYMTYPE]
-    members = {}
-    for kind, contents in recorder.members.items():
-        for path, content in contents.items():
-            members[place_of(path, links)] = (kind, content)
+        recorder.members[NVML_FILE] = (tarfile.REGTYPE, f"{dumps(nvml)}\n")
+    links = {}
+    for path, (kind, target) in recorder.members.items():
+        if kind == tarfile.SYMTYPE:
+            links[path] = target
+    members = {place_of(path, links): member for path, member in recorder.members.items()}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=modes[0]) as archive:
         for name, (kind, content) in sorted(members.items()):
             # Without owner and time, so that only the machine's files are in it.
             member = tarfile.TarInfo(name)
             member.type = kind
-            member.mode = _PERMISSIONS[kind]
-            is_link = kind == tarfile.SYMTYPE
-            data = b"" if is_link else content.encode()
-            member.size = len(data)
-            member.linkname = content if is_link else ""
-            archive.addfile(member, io.BytesIO(data))
+            member.mode = 0o755
+            if kind == tarfile.SYMTYPE:
+                member.linkname = content
+                archive.addfile(member)
+            else:
+                data = content.encode()
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
     write_whole(output, buffer.getvalue(), mode=None)
 
 

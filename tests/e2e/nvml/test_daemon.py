@@ -46,13 +46,6 @@ def test_a_mig_job_is_planned_without_a_daemon_or_told_what_lacks(
     assert "only NVML knows MIG instances: NVML" in lines
 
 
-def test_plan_reads_the_caller_s_variable_as_exec_does(node: LiveNode) -> None:
-    plan = (sys.executable, "-m", "affinityd", "plan")
-    assert node.run(*plan, env={"CUDA_VISIBLE_DEVICES": UUID}).returncode == 0
-    hidden = node.run(*plan, env={"CUDA_VISIBLE_DEVICES": "-1"})
-    assert (hidden.returncode, "CUDA_VISIBLE_DEVICES='-1' names none" in hidden.stderr) == (1, True)
-
-
 def test_between_scans_nothing_holds_the_driver(node: LiveNode) -> None:
     with node.running("--scan-interval", "3600") as daemon:
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")

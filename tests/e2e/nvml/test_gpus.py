@@ -1,6 +1,5 @@
 """Every answer here comes out of a real libnvidia-ml.so.1, through pynvml, in a real child."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
+from affinityd.cpuset import MAX_CPUS, format_list, parse_list
 from affinityd.discovery import nvml
 from affinityd.discovery.nvml import (
     GpuProcesses,
@@ -21,7 +20,7 @@ from affinityd.discovery.nvml import (
     NvmlReport,
     read_report,
 )
-from affinityd.discovery.nvml.query import INIT_REMEDIES, NO_LIST, _may_run_on, _online
+from affinityd.discovery.nvml.query import INIT_REMEDIES, NO_LIST, _online
 from affinityd.discovery.nvml.query import query_gpus as query
 from affinityd.errors import NVML_EXTRA
 from tests.support.daemons import PATIENCE, eventually, open_files
@@ -56,27 +55,13 @@ def holders(file: Path) -> set[int]:
     return {process for process in processes if file in open_files(process)}
 
 
-@functools.cache
-def confined() -> bool:
-    """Say whether these tests may run on a part of the machine's CPUs only."""
-    mask = os.sched_getaffinity(0)
-    try:
-        return not _may_run_on(_online())
-    finally:
-        os.sched_setaffinity(0, mask)
-
-
-def trusted(cpulist: str) -> CpuSet:
-    return frozenset() if confined() else parse_list(cpulist)
-
-
 def test_everything_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(facts: Facts) -> None:
     full = f"{GPU}\n model NVIDIA A100\n node 48-63,176-191"
-    named = replace(KNOWN, model="NVIDIA A100", node_cpus=trusted("48-63,176-191"))
+    named = replace(KNOWN, model="NVIDIA A100", node_cpus=parse_list("48-63,176-191"))
     rows = (
         (full, named),
         ("pci 00010000:0F:00.0", replace(NOTHING, pci_bus_id="10000:0f:00.0")),
-        ("node 4000-4095,8191", replace(NOTHING, node_cpus=trusted("4000-4095,8191"))),
+        ("node 4000-4095,8191", replace(NOTHING, node_cpus=parse_list("4000-4095,8191"))),
         # What is lacking is no fault: a GPU that supports nothing, a driver older than MIG, a GPU
         # without device file.
         ("", NOTHING),
@@ -133,7 +118,7 @@ def test_the_mask_of_the_asker_changes_no_answer(facts: Facts) -> None:
         assert os.sched_getaffinity(0) == {min(mask)}, "the asker's own mask was changed"
     finally:
         os.sched_setaffinity(0, mask)
-    assert gpu.node_cpus == (frozenset() if confined() else online)
+    assert gpu.node_cpus == (online)
 
 
 def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
