@@ -18,7 +18,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("mkdocs.yml")
-PICTURE = ".svg"
+PICTURES = ROOT / "docs/pictures"
 LINK = re.compile(r"\]\((?!https://|#)([^)#\s]+)")
 
 
@@ -34,9 +34,9 @@ def copy(page: str, known: list[str], address: str, folder: Path) -> None:
 
     def target(link: re.Match[str]) -> str:
         path = os.path.relpath(ROOT / Path(page).parent / link[1], ROOT)
-        return (
-            link[0] if path in known or path.endswith(PICTURE) else f"]({address}/blob/main/{path}"
-        )
+        if path in known or PICTURES in (ROOT / path).parents:
+            return link[0]
+        return f"]({address}/blob/main/{path}"
 
     to = folder / page
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -51,8 +51,7 @@ def main() -> None:
     shutil.rmtree(folder / "pages", ignore_errors=True)
     for page in known:
         copy(page, known, address, folder / "pages")
-    for picture in (ROOT / "docs").glob(f"*{PICTURE}"):
-        shutil.copy(picture, folder / "pages/docs")
+    shutil.copytree(PICTURES, folder / "pages/docs/pictures")
     shutil.copy(CONFIG, folder)
     mkdocs = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--clean"]
     subprocess.run([*mkdocs, "--config-file", folder / CONFIG.name], check=True)
