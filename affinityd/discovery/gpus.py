@@ -132,10 +132,7 @@ KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
 def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
-    """Return AMD's devices by KFD's nodes, one for each partition, and notices for people.
-
-    GPUs that KFD does not list come last.
-    """
+    """Return AMD's GPUs by KFD's nodes, one for each partition, unlisted ones last, and notices."""
     at = {device.address: device for device in devices}
     kfd_names = ("simd_count", "location_id", "domain", "unique_id", "drm_render_minor")
     found: list[tuple[PciDevice, dict[str, Any]]] = []
@@ -186,11 +183,7 @@ def read_gpus(
     driver_gpus: Mapping[str, DriverGpu],
     nvml: NvmlReport | None,
 ) -> tuple[list[Gpu], list[str]]:
-    """Return the GPUs among the devices, which come in bus order, and notices for people.
-
-    NVIDIA's come first, then AMD's, Huawei's and all others', each by index. Their NUMA nodes are
-    not looked for.
-    """
+    """Return the GPUs by vendor and index, without their NUMA nodes, and notices for people."""
     nvidias = nvidia_addresses(driver_gpus, nvml)
     groups: dict[str, list[PciDevice]] = {name: [] for name in VENDORS.values()}
     for device in devices:

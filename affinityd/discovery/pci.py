@@ -51,10 +51,7 @@ class PciDevice(NamedTuple):
 
 
 def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
-    """Read the network adapters, displays and accelerators, in bus order.
-
-    Also the addresses that a driver holds, of any class, even if the kernel does not list them.
-    """
+    """Read adapters, displays, accelerators and what a driver holds, in bus order."""
     devices = []
     for address in sorted({*tree.list(DEVICES, is_pci_address), *held}, key=bus_order):
         folder = f"{DEVICES}/{address}"

@@ -112,10 +112,7 @@ class Cgroups:
         return _exclusive(folders[0], len(self.cpuset or ()))
 
     def container_limit(self) -> int | None:
-        """Return the CPU limit of the container that this process is in; None: it has none.
-
-        It is that of the highest folder that is mounted here. A node's own root has no limit.
-        """
+        """Return its container's CPU limit, of the highest folder here; None: none."""
         for file_system, controller in (("cgroup", "cpu"), ("cgroup2", "")):
             for highest in [*self.folders(file_system, controller)][-1:]:
                 limit = _limit(highest) or _exclusive(highest, len(self.cpuset or ()))
@@ -178,10 +175,7 @@ def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
 
 
 def hierarchies(membership: str) -> Iterator[tuple[list[str], str]]:
-    """Yield each hierarchy's controllers and the process's cgroup in it, by a /proc/PID/cgroup.
-
-    Its lines are `ID:controller,…:/path`; that of v2 has a controller without a name.
-    """
+    """Yield controllers and path of each line of /proc/PID/cgroup: `ID:controller,…:/path`."""
     for line in membership.split("\n"):
         controllers, _, path = line.partition(":")[2].partition(":")
         if path:

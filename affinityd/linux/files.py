@@ -127,10 +127,7 @@ def in_time(read: Callable[[], T], seconds: float) -> T:
 
 
 def listed(folder: str, failing: Collection[int] = ()) -> list[str]:
-    """Return the names in a folder; none where it cannot be listed.
-
-    Raises OSError for the errors `failing`.
-    """
+    """Return the names in a folder; none if it is unreadable. Raises OSError for `failing`."""
     try:
         return os.listdir(folder)
     except OSError as error:
@@ -140,10 +137,7 @@ def listed(folder: str, failing: Collection[int] = ()) -> list[str]:
 
 
 def numbered(folder: str, prefix: str = "", failing: Collection[int] = ()) -> list[int]:
-    """Return the numbers behind a prefix in names, ascending: processes, threads, devices.
-
-    Raises OSError as `listed`.
-    """
+    """Return the numbers behind a prefix in names, ascending. Raises OSError as `listed`."""
     names = (name[len(prefix) :] for name in listed(folder, failing) if name.startswith(prefix))
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 

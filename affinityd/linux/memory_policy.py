@@ -89,10 +89,7 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
 
 
 def own_policy() -> MemoryPolicy | None:
-    """Return the calling thread's policy; None where the machine does not tell it.
-
-    Where seccomp refuses get_mempolicy(2), as container runtimes do, it is read from numa_maps.
-    """
+    """Return the calling thread's policy, by numa_maps where seccomp refuses; None: unknown."""
     try:
         mode, nodes = syscalls.get_mempolicy()
     except OSError:
@@ -104,10 +101,7 @@ def own_policy() -> MemoryPolicy | None:
 
 
 def policy_of(pid: int) -> MemoryPolicy | None:
-    """Return the policy of a process's first thread (of a thread: its own); None where unreadable.
-
-    It is read from the first mapping, most often the program's text, which seldom has its own.
-    """
+    """Return a process's policy, by its first mapping, most often its text; None: unknown."""
     return _first_policy(f"/proc/{pid}/numa_maps")
 
 

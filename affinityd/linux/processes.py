@@ -134,10 +134,7 @@ def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
 
 
 def children_of(pid: int, proc: str = PROC, tids: Iterable[int | str] = ()) -> list[int]:
-    """Return the living children: /proc/PID/task/TID/children; none where no kernel has it.
-
-    `tids`: the threads of the process, if they are known.
-    """
+    """Return the children; none without CONFIG_PROC_CHILDREN. `tids`: its threads, if known."""
     folder = f"{proc}/{pid}/task"
     children: list[int] = []
     for tid in tids or listed(folder):
@@ -210,10 +207,7 @@ def everyone(proc: str = PROC) -> Iterator[Stat]:
 
 
 def descendants(pid: int, proc: str = PROC) -> list[Stat]:
-    """Return a process's children, theirs, and so on, parents before children.
-
-    No zombies are among them, and not the calling process.
-    """
+    """Return the living descendants, parents before children, without the calling process."""
     here = (stat for stat in everyone(proc) if not stat.is_zombie and stat.number != os.getpid())
     children = grouped(here, lambda stat: stat.parent)
     below = children.pop(pid, [])

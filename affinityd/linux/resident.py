@@ -99,10 +99,7 @@ class ResidentMemory:
         return sum(pages for (kind, node), pages in drawn if node in nodes and kind in kinds)
 
     def share(self, nodes: Collection[int], of: Collection[int] | None = None) -> float | None:
-        """Return the part that is on some of its nodes, or of these ones.
-
-        None: it is not known, or fewer than LEAST_PAGES of the pages drawn are there.
-        """
+        """Return the part on nodes, of all or `of` some; None: fewer than LEAST_PAGES drawn."""
         drawn = self.pages(self.nodes if of is None else of)
         return self.pages(nodes) / drawn if drawn >= LEAST_PAGES else None
 

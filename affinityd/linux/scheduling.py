@@ -50,10 +50,7 @@ def thread_time(pid: int, tid: int, proc: str = PROC) -> ThreadTime | None:
 
 
 def stolen_times(proc: str = PROC) -> Mapping[int, float]:
-    """Return the seconds since boot that the hypervisor took of each CPU that is online.
-
-    It is `steal` of the lines `cpuN` of /proc/stat, proc_stat(5).
-    """
+    """Return the seconds that the hypervisor took of each online CPU: `steal`, proc_stat(5)."""
     times: dict[int, float] = {}
     for line in text(f"{proc}/stat").split("\n"):
         name, _, values = line.partition(" ")
@@ -75,10 +72,7 @@ def limiting_folders(membership: str, root: str = "/") -> list[str]:
 
 
 def throttling(folder: str) -> Throttling | None:
-    """Return how long and how often a cgroup was throttled so far: its cpu.stat.
-
-    None where it has no such line: the root's, and where the CPU controller is off.
-    """
+    """Return how long and how often a cgroup was throttled: cpu.stat; None: not counted."""
     lines = (line.partition(" ") for line in text(f"{folder}/cpu.stat").split("\n"))
     numbers = {name: int(value) for name, _, value in lines if value.isdigit()}
     for name, unit in THROTTLED_TIMES.items():

@@ -61,10 +61,7 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
 
 
 def nodes_of_pages(pid: int, addresses: array[int]) -> memoryview[int]:
-    """Return the NUMA nodes of pages of a process; negative: there is no page. By move_pages(2).
-
-    Raises OSError: EPERM (no ptrace read access), ESRCH.
-    """
+    """Return the nodes of pages, negative without a page, by move_pages(2). Raises OSError."""
     status = bytearray(array("i", [NO_PAGE]) * len(addresses))
     _call("move_pages", pid, len(addresses), bytearray(addresses), 0, status, 0)
     return memoryview(status).cast("i")

@@ -219,10 +219,7 @@ class Topology:
 
     @cached_property
     def gpu_memory_nodes(self) -> frozenset[int]:
-        """The nodes that are memory of GPUs, as of Grace.
-
-        Other nodes without CPUs are plain memory, as of CXL.
-        """
+        """The nodes that are memory of GPUs, as of Grace; others without CPUs are CXL's."""
         if not any(COHERENT.search(gpu.model or "") for gpu in self.gpus):
             return frozenset()
         return frozenset(self.nodes_with_memory).difference(self.nodes_with_cpus)
@@ -299,10 +296,7 @@ Keys = Mapping[GpuKey, GpuKey]  #: of GPUs now → before the machine was read a
 
 
 def keys_before(before: Topology, now: Topology) -> Keys:
-    """Return the earlier key of each GPU that was there: by its UUID, else by its PCI address.
-
-    An index is another GPU's when one is gone.
-    """
+    """Return the earlier key of each GPU, by its UUID, else by its PCI address."""
 
     def is_same(gpu: Gpu, other: Gpu) -> bool:
         if gpu.uuid and other.uuid:

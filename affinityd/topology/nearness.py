@@ -88,10 +88,7 @@ def near_nodes(topology: Topology, gpu: Gpu) -> tuple[int | None, ...]:
 def vicinity(
     topology: Topology, gpus: Sequence[Gpu], memory_nodes: Iterable[int | None] = ()
 ) -> Vicinity:
-    """Return the vicinity of GPUs; memory of `memory_nodes` counts as near too.
-
-    If the place of one GPU is not known, neither is the vicinity.
-    """
+    """Return what is near GPUs, and to `memory_nodes`; nothing if the place of one is unknown."""
     nodes_of_gpus = [near_nodes(topology, gpu) for gpu in gpus]
     near = set[int | None]().union(*nodes_of_gpus) if all(nodes_of_gpus) else set[int | None]()
     nodes = tuple(node for node in topology.nodes_with_cpus if node in near)
@@ -125,10 +122,7 @@ def locality(near: Vicinity, cpus: CpuSet) -> str:
 
 
 def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
-    """Return where a process with a mask may run, seen from the GPUs: one of PLACEMENTS.
-
-    A mask may have CPUs that are offline: no process runs there.
-    """
+    """Return where a process with a mask may run, by its online CPUs: one of PLACEMENTS."""
     where = locality(near, mask & topology.online)
     if where == MIXED and mask >= topology.online:
         return UNPINNED

@@ -100,10 +100,7 @@ def _is_bond(nic: Nic, port: RdmaPort) -> bool:
 
 
 def _places(gpus: Sequence[Gpu]) -> Iterator[int]:
-    """Yield where each of the GPUs that share devices begins.
-
-    NCCL takes a GPU's number on its node. Where two would begin at one device, their order counts.
-    """
+    """Yield where each GPU begins: at its number, as in NCCL, or at its place if two collide."""
     numbers = [gpu.index % len(gpus) for gpu in gpus]
     yield from numbers if len(set(numbers)) == len(gpus) else range(len(gpus))
 

@@ -120,10 +120,7 @@ def as_sysfs(bus_id: str) -> str:
 
 
 def query_gpus(timeout: float = 20.0) -> NvmlReport:
-    """Return NVML's report or why there is none, after `timeout` seconds and a little grace.
-
-    The child is a new interpreter, as a process of several threads needs.
-    """
+    """Return NVML's report, or why there is none in time. The child is a new interpreter."""
     return _read(NvmlReport, lambda: _printed(timeout))
 
 
@@ -133,11 +130,8 @@ def main() -> None:
 
 
 def query_processes(timeout: float) -> ProcessReport:
-    """Return which processes NVML names now, or why none, after `timeout` seconds and a little.
-
-    The child is a fork, for a process of one thread, which imports pynvml once for all of them.
-    """
-    with suppress(ImportError):
+    """Return NVML's processes, or why there are none in time. The child is a fork."""
+    with suppress(ImportError):  # once, for all forks
         import pynvml  # noqa: F401, PLC0415
 
     def answer() -> str:
