@@ -12,7 +12,7 @@ from affinityd.cpuset import parse_list
 from tests.e2e.containers import images
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.chart import Chart, installed
-from tests.e2e.kubernetes.cluster import CHROOT, Cluster, Process, running
+from tests.e2e.kubernetes.cluster import Cluster, Process, running
 from tests.e2e.kubernetes.two_nodes import GPUS
 from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
@@ -36,12 +36,6 @@ class Pod:
         words = f"kubectl wait pod {self.name} --namespace {self.namespace} {field}"
         ended = self.cluster.shell(f"{words} --timeout={PATIENCE:.0f}s")
         assert ended.status == 0, (ended.stderr, self.now["status"], self.log)
-
-    @property
-    def refusal(self) -> str:
-        self.wait("phase", "Failed")
-        reason: str = self.now["status"]["reason"]
-        return reason
 
     @property
     def log(self) -> str:
@@ -97,10 +91,8 @@ def created(cluster: Cluster, manifest: Mapping[str, Any]) -> Iterator[Pod]:
 
 
 def near(process: Process) -> str:
-    """Return the CPU near the GPU that it is to use: of its rank, where a launcher started it."""
-    gpus = process.environment["NVIDIA_VISIBLE_DEVICES"].split(",")
-    gpu = sorted(gpus, key=GPUS.__getitem__)[int(process.environment.get("LOCAL_RANK", "0"))]
-    return str(CPUS[GPUS[gpu]])
+    """Return the CPU near the GPU that it is to use."""
+    return str(CPUS[GPUS[process.environment["NVIDIA_VISIBLE_DEVICES"]]])
 
 
 def check(process: Process) -> None:
@@ -118,23 +110,11 @@ FOLDER = REPOSITORY / "deploy/examples"
 PYTORCH = "docker.io/pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
 #: An amount of the examples → what this node has of it. Whole CPUs stay whole.
 AMOUNTS: Mapping[object, object] = {
-    "64": "1",
     "8": "1",
     "4": "500m",
-    8: 2,
-    "512Gi": "256Mi",
     "32Gi": "256Mi",
     "16Gi": "128Mi",
 }
-#: torchrun, as far as it starts the ranks of one node.
-TORCHRUN = """#!/usr/bin/python3
-import os, subprocess, sys
-command = sys.argv[sys.argv.index("--no-python") + 1 :]
-for rank in "01":
-    os.environ.update(LOCAL_RANK=rank, LOCAL_WORLD_SIZE="2")
-    last = subprocess.Popen(command)
-last.wait()
-"""
 #: Has a program stay after it has said where it runs.
 STAYS = "; import sys, time; sys.stdout.flush(); time.sleep(1e5)"
 
@@ -143,7 +123,7 @@ def load_example(name: str, daemon: str) -> list[dict[str, Any]]:
     """Return the objects of an example, fitted to the node; `daemon`: the address of its pod.
 
     Images, volumes, variables and commands are as they are, but for the address of the Service,
-    which has no DNS here, torchrun, and the rule that a pair runs on two nodes.
+    which has no DNS here, and the rule that a pair runs on two nodes.
     """
     objects: list[dict[str, Any]] = list(yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text()))
     for document in objects:
@@ -160,10 +140,3 @@ def _fit(spec: dict[str, Any], daemon: str) -> None:
             amounts.update({name: AMOUNTS.get(it, it) for name, it in amounts.items()})
     for container in spec["containers"]:
         container["args"][-1] += STAYS
-        if container["command"][0] == "torchrun":
-            program = CHROOT / "rig/torchrun"
-            program.write_text(TORCHRUN)
-            program.chmod(0o755)
-            spec["volumes"].append({"name": "torchrun", "hostPath": {"path": "/rig/torchrun"}})
-            inside = {"name": "torchrun", "mountPath": "/usr/local/bin/torchrun"}
-            container["volumeMounts"].append(inside)

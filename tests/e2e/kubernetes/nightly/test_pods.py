@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,21 +20,14 @@ EVICTABLE = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 POOL, EXCLUSIVE = NEAR, FAR  #: kubelet's own and the shared ones; the rest
 
 
-@dataclass(frozen=True)
-class Policies:
-    cpu: str
-    topology: str
-    own: str  #: the cpuset of a Guaranteed pod with a whole CPU
-    is_aligned: bool  #: whether its GPU is then near
-    is_one_node: bool | None  #: whether it refuses a pod with GPUs of two nodes; None: not tried
-
-
+#: kubelet's CPU policy and topology policy; the cpuset of a Guaranteed pod with a whole CPU, and
+#: whether its GPU is then near.
 TABLE = (
-    Policies("none", "none", BOTH, is_aligned=False, is_one_node=False),
-    Policies("static", "none", EXCLUSIVE, is_aligned=False, is_one_node=None),
-    Policies("static", "best-effort", EXCLUSIVE, is_aligned=True, is_one_node=None),
-    Policies("static", "restricted", EXCLUSIVE, is_aligned=True, is_one_node=True),
-    Policies("static", "single-numa-node", EXCLUSIVE, is_aligned=True, is_one_node=True),
+    ("none", "none", BOTH, False),
+    ("static", "none", EXCLUSIVE, False),
+    ("static", "best-effort", EXCLUSIVE, True),
+    ("static", "restricted", EXCLUSIVE, True),
+    ("static", "single-numa-node", EXCLUSIVE, True),
 )
 
 
@@ -45,34 +37,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("policies", TABLE, ids=lambda it: f"{it.cpu}-{it.topology}")
-def test_a_program_has_the_near_cpus_of_its_cpuset(cluster: Cluster, policies: Policies) -> None:
-    with two_nodes.kubelet(cluster, cpu=policies.cpu, topology=policies.topology):
+@pytest.mark.parametrize(("cpu", "topology", "own", "is_aligned"), TABLE)
+def test_a_program_has_the_near_cpus_of_its_cpuset(
+    cluster: Cluster, *, cpu: str, topology: str, own: str, is_aligned: bool
+) -> None:
+    with two_nodes.kubelet(cluster, cpu=cpu, topology=topology):
         for name in ("one-gpu", "restricted", "pytorchjob-pair"):
             for manifest in pods(cluster, name):
                 with created(cluster, manifest) as pod:
                     (process,) = pod.processes()
                     check(process)
                     assert pod.now["status"]["qosClass"] == "Guaranteed"
-                    assert process.cpuset == policies.own
-                    assert near(process) == process.cpus or not policies.is_aligned
+                    assert process.cpuset == own
+                    assert near(process) == process.cpus or not is_aligned
         (manifest,) = pods(cluster, "burstable-shared-pool")
         with created(cluster, manifest) as pod:
             (process,) = pod.processes()
             check(process)
             assert pod.now["status"]["qosClass"] == "Burstable"
             assert process.cpuset == BOTH  # while no other pod has CPUs of its own
-        if policies.is_one_node is None:
-            return  # two ranks with cores of their own cannot have one CPU
-        (manifest,) = pods(cluster, "torchrun-8gpu")
-        with created(cluster, manifest) as pod:
-            if policies.is_one_node:
-                assert pod.refusal == "TopologyAffinityError"
-            else:
-                for process in pod.processes(2):
-                    check(process)
-                    assert process.cpuset == policies.own
-                assert pod.now["status"]["qosClass"] == "Guaranteed"
 
 
 # What kubelet changes of running pods: a resize, the shared pool; and the audit sees it.
