@@ -14,6 +14,7 @@ from tests.e2e.chart.promtool import (
     TOTAL,
     Series,
     asked,
+    clustered,
     labels,
     mismatch,
     of_gpu,
@@ -69,10 +70,12 @@ def test_a_recorded_rate_counts_each_second_once(tmp_path: Path, history: str) -
     first, second, minute, rate = HISTORIES[history]
     tests = []
     for record, (names, its) in RATES.items():
-        answers = {} if rate is None else {f"{record}{labels(its)}": rate}
-        if rate == 0 and record == ABOVE_ZERO:
-            answers = {}
-        tests.append(asked(record, of_two(names, first, second), minute, answers))
+        answers = {}
+        if rate is not None and (rate, record) != (0, ABOVE_ZERO):
+            for cluster in ({}, {"cluster": "east"}):
+                answers[f"{record}{labels(its, **cluster)}"] = rate
+        played = of_two(names, first, second)
+        tests.append(asked(record, {**played, **clustered(played, "east")}, minute, answers))
     play(tmp_path, *tests)
     assert {record for record in RECORDS if "rate" in record} == {*RATES}
 
@@ -91,15 +94,19 @@ def test_a_recorded_rate_counts_each_second_once(tmp_path: Path, history: str) -
 def test_a_recorded_number_of_gpus_counts_each_once(
     tmp_path: Path, first: str, second: str | None, minute: int, gpus: int | None
 ) -> None:
-    played = of_two([mismatch("mask")], first, second)
-    tests = [
-        asked(record, played, minute, {} if gpus is None else {f"{record}{labels(its)}": gpus})
-        for record, its in (
-            ("node:affinityd_gpu_numa_mismatch:sum_max", NODE),
-            ("node_cause:affinityd_gpu_numa_mismatch:sum", {**NODE, "cause": "mask"}),
-        )
-    ]
-    play(tmp_path, *tests)
+    causes = ("mask", "unpinned")  # of two processes
+    played = of_two([mismatch(cause) for cause in causes], first, second)
+    once: Mapping[str, float] = {}
+    each: Mapping[str, float] = {}
+    if gpus is not None:
+        once = {f"node:affinityd_gpu_numa_mismatch:sum_max{labels(NODE)}": gpus}
+        by_cause = "node_cause:affinityd_gpu_numa_mismatch:sum"
+        each = {f"{by_cause}{labels(NODE, cause=cause)}": gpus for cause in causes}
+    play(
+        tmp_path,
+        asked("node:affinityd_gpu_numa_mismatch:sum_max", played, minute, once),
+        asked("node_cause:affinityd_gpu_numa_mismatch:sum", played, minute, each),
+    )
 
 
 WAITED = of_gpu("affinityd_gpu_wait_seconds_total")

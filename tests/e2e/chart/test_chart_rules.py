@@ -9,7 +9,6 @@ from tests.e2e.chart.promtool import (
     FAR,
     FLEET,
     GPU07,
-    RECORDS,
     RULES,
     RUNBOOK,
     TOTAL,
@@ -400,50 +399,9 @@ def test_a_daemon_that_restarts_has_one_reason_also_while_it_is_down(tmp_path: P
     play(tmp_path, alerted("AffinitydDown", samples, 10, summaries))
 
 
-NODE = {"job": "affinityd", "node": "gpu07"}
-FAR_TIME = {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"}
-#: Two GPUs run far, one by two causes.
-TWO_FAR = {mismatch("mask"): "1x9", mismatch("unpinned"): "1x9", mismatch("mask", 1): "1x9"}
-TWO_FAR |= {mismatch("mask", 2): "0x9"}
-
-
 #: A job; a container of a pod without a mismatch is beside it.
 JOB = {"scheduler": "slurm", "job_id": "7"}
 OF_POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "n", "pod": "p"}
-OF_JOBS = "node_job:affinityd_job_gpu_seconds:rate5m"
-OF_FAR_JOBS = "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m"
-HELD, HELD_FAR = (f"affinityd_job_{it}gpu_seconds_total" for it in ("", "mismatched_"))
-JOBS_HELD = {series(HELD, **JOB): "0+120x9", series(HELD, **OF_POD): "0+240x9"}
-JOBS_FAR = {
-    series(HELD_FAR, **JOB, cause="mask"): "0+60x9",
-    series(HELD_FAR, **OF_POD, cause="mask"): "0x9",
-}
-
-
-def by_cause(**counts: float) -> Mapping[str, float]:
-    return {labels(NODE, cause=cause): count for cause, count in counts.items()}
-
-
-#: Record, samples, what is recorded.
-RECORDED: tuple[tuple[str, Series, Mapping[str, float]], ...] = (
-    ("instance:affinityd_up:known", {series("up"): "1x9", OTHER_UP: "1x9"}, {labels(GPU07): 1}),
-    ("node:affinityd_gpu_numa_mismatch:sum_max", TWO_FAR, {labels(NODE): 2}),
-    ("node_cause:affinityd_gpu_numa_mismatch:sum", TWO_FAR, by_cause(mask=2, unpinned=1)),
-    ("node:affinityd_gpu_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 2}),
-    ("node:affinityd_gpu_remote_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 0.5}),
-    (OF_JOBS, JOBS_HELD, {labels(NODE, **JOB): 2, labels(NODE, **OF_POD): 4}),
-    (OF_FAR_JOBS, JOBS_FAR, {labels(NODE, **JOB, cause="mask"): 1}),
-)
-
-
-def test_what_is_recorded_of_each_cluster(tmp_path: Path) -> None:
-    tests = []
-    for record, samples, values in RECORDED:
-        recorded = everywhere({f"{record}{its}": str(value) for its, value in values.items()})
-        answers = {its: float(value) for its, value in recorded.items()}
-        tests.append(asked(record, everywhere(samples), 8, answers))
-    play(tmp_path, *tests)
-    assert {record for record, *_ in RECORDED} == {*RECORDS}
 
 
 def test_the_custom_resource_has_the_rules_with_the_page_that_explains_them() -> None:
