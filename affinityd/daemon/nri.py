@@ -179,7 +179,7 @@ class NriPlugin:
     def _run(self) -> None:
         pause = 0.0
         answers = {
-            "Configure": lambda _request: session.SUBSCRIPTION,
+            "Configure": session.configure,
             "CreateContainer": self._create_container,
             "UpdateContainer": self._update_container,
             "StopContainer": self._stop_container,

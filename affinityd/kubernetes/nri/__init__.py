@@ -125,5 +125,6 @@ def _is_failure(response: Ttrpc) -> bool:
     return bool(number(embedded(answered, 1), 1) or embedded(answered, 2))
 
 
-#: A ConfigureResponse: no more than these events are sent.
-SUBSCRIPTION = field(2, EVENTS)
+def configure(_request: bytes) -> bytes:
+    """Return a ConfigureResponse: no more than these events are sent."""
+    return field(2, EVENTS)
