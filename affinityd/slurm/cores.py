@@ -11,7 +11,7 @@ Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.con
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,14 +23,14 @@ SCOPES = ("node", "socket")
 
 CoreNumbers = frozenset[int]  #: cores by Slurm's numbers
 
-#: Objects that hold cores, by name; None: unknown (cores of no known package are one, as their
-#: core_siblings are). An object across parts of an earlier level does not count, as in hwloc.
-LEVELS: tuple[Callable[[Core], object], ...] = (
-    lambda core: (core.package,),
-    lambda core: None if core.die is None else (core.package, core.die),
-    lambda core: core.node,
-    lambda core: (core.node, core.llc),
-)
+
+def _holders(core: Core) -> tuple[object, ...]:
+    """Return what holds a core: its package, die, node and last-level cache; None: unknown.
+
+    Cores of no known package are one, as their core_siblings are.
+    """
+    die = None if core.die is None else (core.package, core.die)
+    return (core.package,), die, core.node, (core.node, core.llc)
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,18 @@ class SlurmCores:
     def order(self) -> tuple[Core, ...]:
         """The cores: the place of each is its number."""
         nested: list[frozenset[int]] = []  # parts of the machine: cores, each by its lowest CPU
-        for level in LEVELS:
+        firsts = [core.cpus[0] for core in self.topology.cores]
+        for level in zip(*map(_holders, self.topology.cores), strict=True):
             members: dict[object, set[int]] = {}
-            for core in self.topology.cores:
-                members.setdefault(level(core), set()).add(core.cpus[0])
+            for holder, cpu in zip(level, firsts, strict=True):
+                members.setdefault(holder, set()).add(cpu)
             members.pop(None, None)
-            nested += [
-                frozenset(part)
-                for part in members.values()
-                if all(part <= other or part >= other or part.isdisjoint(other) for other in nested)
-            ]
+            for part in map(frozenset, members.values()):
+                # One across parts of an earlier level does not count, as in hwloc.
+                if all(
+                    part <= other or part >= other or part.isdisjoint(other) for other in nested
+                ):
+                    nested.append(part)
 
         def path(core: Core) -> list[int]:  # the lowest CPU of all parts, the widest first
             around = sorted((part for part in nested if core.cpus[0] in part), key=len)
