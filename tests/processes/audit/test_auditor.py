@@ -159,11 +159,7 @@ os.read(0, 1)
     ],
 )
 def test_the_remedy_of_an_engine_that_runs_far_moves_the_server_that_does_too(
-    mask: frozenset[int],
-    helpers: int,
-    has_group: bool,
-    unknown: dict[GpuKey, str],
-    is_moved: bool,
+    mask: frozenset[int], helpers: int, has_group: bool, unknown: dict[GpuKey, str], is_moved: bool
 ) -> None:
     with program(SERVER, repr({*mask}), str(helpers), str(has_group)) as server:
         assert server.stdout is not None

@@ -32,10 +32,7 @@ def owner() -> Iterator[Callable[..., str]]:
     started: list[subprocess.Popen[str]] = []
 
     def tell(
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        cpuset: CpuSet | None = None,
+        command: Sequence[str], environ: Mapping[str, str], *, cpuset: CpuSet | None = None
     ) -> str:
         env = {"PATH": os.environ["PATH"], **environ}
         pipe = subprocess.PIPE

@@ -12,13 +12,7 @@ from affinityd.audit.model import SLURM, GpuHolders, Holding, Job, Membership, P
 from affinityd.audit.verdict import states
 from affinityd.linux.processes import ProcessTable
 from affinityd.topology.model import GpuKey
-from tests.support.audit_facts import (
-    GPU,
-    KUBERNETES_POD,
-    LONE_CONTAINER,
-    SLURM_JOB,
-    process,
-)
+from tests.support.audit_facts import GPU, KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process
 from tests.support.machines.by_hand import made
 from tests.support.tables import cases, rows
 

@@ -10,14 +10,7 @@ from affinityd import threads
 from affinityd.audit import memory as module
 from affinityd.audit.memory import HostMemory, MemoryMeter
 from affinityd.linux.memory_policy import MemoryPolicy
-from affinityd.linux.resident import (
-    ANONYMOUS,
-    CUDA_MAPPED,
-    HUGE,
-    MAPPED,
-    SHARED,
-    ResidentMemory,
-)
+from affinityd.linux.resident import ANONYMOUS, CUDA_MAPPED, HUGE, MAPPED, SHARED, ResidentMemory
 from affinityd.topology.nearness import LOCAL, UNKNOWN, Vicinity
 
 GIB = 2**30

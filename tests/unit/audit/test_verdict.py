@@ -86,10 +86,7 @@ RESET = reset_gpu(MACHINE.gpus[0].pci_bus_id)
     [
         (scan(*OF_JOB), [f"{OF_0}mask: … --gpus 0000:10:00.0 1", "GPU 1: process 9 (python) of"]),
         (scan(*WORKERS), ["GPU 0: process 2 (python) and 1 more, user 1000: mask: "]),
-        (
-            scan(*GHOSTS),
-            ["GPU 0: process 1 (python) and 2 more of slurm 7: orphan: it is no"],
-        ),
+        (scan(*GHOSTS), ["GPU 0: process 1 (python) and 2 more of slurm 7: orphan: it is no"]),
         (scan(beside(FAR_FROM_1)), ["GPUs 0-1: process 1 (python), user 1000: mask: "]),
         (scan(process(1), waits=waiting(2.0)), ["GPU 0: process 1 … waits for CPUs, neighbor: on"]),
         (scan(unknown=SILENT), ["GPUs 0-1: silent: None"]),

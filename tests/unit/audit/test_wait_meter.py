@@ -53,12 +53,7 @@ class Node:
         ran = of_ended + sum(ran for ran, _ in threads.values())
         ticks, group = round(ran * TICKS), "0::/limited\n"
         waiter = process(
-            pid=PID,
-            start=BEGAN,
-            threads=tuple(its),
-            cgroups=group,
-            cpu_ticks=ticks,
-            cpuset=cpuset,
+            pid=PID, start=BEGAN, threads=tuple(its), cgroups=group, cpu_ticks=ticks, cpuset=cpuset
         )
         processes = ProcessTable(f"{self.folder}/proc")
         return self.meter.look([waiter], processes, now).get(PID)

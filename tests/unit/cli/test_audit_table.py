@@ -14,14 +14,7 @@ from affinityd.cli.render import audit as audit_table
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import vicinity
-from tests.support.audit_facts import (
-    GPU,
-    KUBERNETES_POD,
-    SLURM_JOB,
-    audited,
-    process,
-    scan_of,
-)
+from tests.support.audit_facts import GPU, KUBERNETES_POD, SLURM_JOB, audited, process, scan_of
 from tests.support.machines.by_hand import made
 
 OTHER = ("nvidia", 1)
