@@ -195,9 +195,7 @@ SETTINGS: Mapping[str, Setting] = {
 }
 SETTING_NAMES = tuple(SETTINGS)
 #: Settings of the daemon only; clients ignore them in variables and file.
-DAEMON_ONLY = {
-    *("pod_resources", "nri", "nri_mount", "nri_namespaces", "nri_without_request"),
-}
+DAEMON_ONLY = {"pod_resources", "nri", "nri_mount", "nri_namespaces", "nri_without_request"}
 
 
 class SettingText(NamedTuple):

@@ -23,6 +23,7 @@ from affinityd.daemon.api.app import plans_app, whole_app
 from affinityd.daemon.api.peers import Connections
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics import Metrics
+from affinityd.daemon.nri import NriPlugin
 from affinityd.daemon.servers import Listeners, Server, listening, raise_file_limit
 from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
 from affinityd.daemon.state.topology_watcher import TopologyWatcher, notify
@@ -95,8 +96,6 @@ async def _serve(
     works = [watcher.watch(), listeners.watch()]
     plugin = None
     if settings.nri is not None:
-        from affinityd.daemon.nri import NriPlugin  # noqa: PLC0415 - most daemons have none
-
         loop = asyncio.get_running_loop()
         plugin = NriPlugin(
             settings, watcher, lambda: loop.call_soon_threadsafe(watcher.want_reading)

@@ -33,7 +33,6 @@ from affinityd.linux.processes import credentials
 log = logging.getLogger(__name__)
 
 BACKLOG = 512  #: connections that wait: clients would not wait for more to be accepted
-WRITABLE_BY_ALL = 0o666  #: the job of every user of the node must reach the daemon
 CHECK_SECONDS = 2.0  #: how often the socket's file is looked for, with the watcher's checks
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 
@@ -143,7 +142,7 @@ def listen_unix(path: Path) -> socket.socket:
         _take(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(os.fspath(path))
-        path.chmod(WRITABLE_BY_ALL)
+        path.chmod(0o666)  # the job of every user of the node must reach the daemon
         listener.listen(BACKLOG)
     except OSError as error:
         cause = error.strerror or error  # a path that is too long has no number

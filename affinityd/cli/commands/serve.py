@@ -18,26 +18,14 @@ from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import InvalidRequestError
 from affinityd.machines import BUSY
 
-#: Settings that a first start may need.
-FIRST_SETTINGS = {
-    "machine",
-    "socket",
-    "listen",
-    "node_name",
-    "reserved_cpus",
-    "scan_interval",
-    "job_series",
-    "admin_group",
-    "pod_resources",
-    "nri",
-    "log_format",
-}
+#: Settings that no first start needs.
+RARE_SETTINGS = {"root", "listen_plan", "nri_namespaces", "nri_mount", "nri_without_request"}
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.epilog = "docs/settings.md has more. exit status: 0: ended by a signal; 1, 2: no start"
-    add_settings(parser, settings.SETTING_NAMES, shown=FIRST_SETTINGS)
+    add_settings(parser, settings.SETTING_NAMES, shown={*settings.SETTING_NAMES} - RARE_SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
