@@ -32,17 +32,15 @@ def running_on(
     folder: Path,
     nvml: str,
     *arguments: str,
-    env: Mapping[str, str] | None = None,
-    namespaces: Sequence[str] = (),
     before: Sequence[str] = (),
     listen: str = "none",
 ) -> Iterator[Daemon]:
     """Run the daemon in a folder; `nvml`: the facts of the tests' NVML.
 
-    `namespaces`: options of unshare(1) for more of them; `before`: the command that runs it there.
+    `before`: the command that runs it there.
     """
-    env = {**(env or {}), **environment(nvml, folder)}
-    before = [*entering(machine, folder, *namespaces), *before]
+    env = environment(nvml, folder)
+    before = [*entering(machine, folder), *before]
     with running(folder, *arguments, env=env, listen=listen, before=before) as daemon:
         yield daemon
 

@@ -107,23 +107,14 @@ def _cgroup() -> Iterator[Path]:
             Path(path).rmdir()
 
 
-TRUE = shutil.which("true") or "/bin/true"
-
-
-def complaints(root: Path, unit: str) -> str:
-    for path in (root / "usr/bin/affinityd", root / "bin/kill"):
-        path.parent.mkdir(parents=True)
-        shutil.copy(TRUE, path)
-    installed(root / "etc/systemd/system", unit, {})
-    options = ("--man=no", "--recursive-errors=no", f"--root={root}")
-    done = ran("systemd-analyze", "verify", *options, UNIT.name)
-    return f"{done.status or ''}{done.stdout}{done.stderr}"
-
-
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    assert complaints(tmp_path / "right", UNIT.read_text()) == ""
-    wrong = UNIT.read_text().replace("RestartSec", "RestratSec")
-    assert "RestratSec" in complaints(tmp_path / "wrong", wrong)
+    for path in (tmp_path / "usr/bin/affinityd", tmp_path / "bin/kill"):
+        path.parent.mkdir(parents=True)
+        shutil.copy("/bin/true", path)
+    installed(tmp_path / "etc/systemd/system", UNIT.read_text(), {})
+    options = ("--man=no", "--recursive-errors=no", f"--root={tmp_path}")
+    done = ran("systemd-analyze", "verify", *options, UNIT.name)
+    assert (done.status, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_its_exposure_is_limited(tmp_path: Path) -> None:
