@@ -45,13 +45,13 @@ def running_on(
         yield daemon
 
 
-def entering(machine: Topology, folder: Path, *namespaces: str) -> list[str]:
+def entering(machine: Topology, folder: Path) -> list[str]:
     """Write the machine and its driver, and return the command that runs another on it."""
     (folder / "run/affinityd").mkdir(parents=True, exist_ok=True)
     (folder / "driver/nvidia").mkdir(parents=True)
     (folder / "driver/nvidia/version").write_text(f"NVRM version: {DRIVER}\n")
     write_tree(machine, folder / "machine")
-    return ["unshare", "--mount", *namespaces, "sh", "-c", MOUNTS, os.fspath(folder)]
+    return ["unshare", "--mount", "sh", "-c", MOUNTS, os.fspath(folder)]
 
 
 UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"

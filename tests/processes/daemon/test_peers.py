@@ -21,6 +21,7 @@ from affinityd.cpuset import parse_list
 from affinityd.daemon.api import peers
 from affinityd.daemon.api.peers import (
     Connections,
+    Peer,
     caller_of,
     peer_of,
     reader_of,
@@ -48,22 +49,23 @@ for line in sys.stdin:
 @dataclass(frozen=True)
 class Asker:
     process: subprocess.Popen[str]
+    peer: Peer | None
 
-    def do(self, code: str) -> str:
+    def do(self, code: str) -> None:
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(f"exec({code!r})\n")
+        stdin.write(f"{code}; print('done', flush=True)\n")
         stdin.flush()
-        return stdout.readline().rstrip("\n")
+        assert stdout.readline() == "done\n"
 
     def enter(self, folder: Path) -> None:
         (folder / "cgroup.procs").write_text(str(self.process.pid))
 
 
 @contextmanager
-def connected(before: Sequence[str] = ()) -> Iterator[tuple[Asker, socket.socket]]:
-    """Run such a process, by way of a command `before` its own; yield our end, too."""
+def connected(before: Sequence[str] = ()) -> Iterator[Asker]:
+    """Run such a process, by way of a command `before` its own."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = Path(folder, "s")
         listener.bind(str(path))
@@ -74,24 +76,13 @@ def connected(before: Sequence[str] = ()) -> Iterator[tuple[Asker, socket.socket
             program(CONNECTED, str(path), before=before) as process,
             listener.accept()[0] as accepted,
         ):
-            yield Asker(process), accepted
-
-
-class Called:
-    def __init__(self, asker: Asker, accepted: socket.socket) -> None:
-        self.asker = asker
-        self.process = asker.process
-        self.accepted = accepted
-        self.peer = peer_of(accepted)
-
-    def do(self, code: str) -> None:
-        assert self.asker.do(f"{code}; print('done', flush=True)") == "done"
+            yield Asker(process, peer_of(accepted))
 
 
 @pytest.fixture
-def caller() -> Iterator[Called]:
-    with connected() as (asker, accepted):
-        yield Called(asker, accepted)
+def caller() -> Iterator[Asker]:
+    with connected() as asker:
+        yield asker
 
 
 def known(mask: str, within: str) -> Caller:
@@ -100,7 +91,7 @@ def known(mask: str, within: str) -> Caller:
 
 @needs_cpuset
 def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
-    caller: Called,
+    caller: Asker,
 ) -> None:
     caller.do(
         "import ctypes; ctypes.CDLL(None).prctl(15, b'x\\nUid:\\t7\\t7\\n\\rUid:\\t7', 0, 0, 0)"
@@ -112,7 +103,7 @@ def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
     with cpuset() as folder:
-        caller.asker.enter(folder)
+        caller.enter(folder)
         assert caller_of(caller.peer) == known(NEAR, BOTH)
         (folder / "cpuset.cpus").write_text(FAR)
         assert caller_of(caller.peer) == known(FAR, FAR)
@@ -121,7 +112,7 @@ def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
 
 
 def test_a_caller_whose_cpuset_changed_since_its_mask_was_read_has_the_cpuset(
-    caller: Called, monkeypatch: pytest.MonkeyPatch
+    caller: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "mask_of", lambda _: parse_list("8191"))
     monkeypatch.setattr(peers, "_cpuset_files", lambda _: ("/sys/devices/system/cpu/online",))
@@ -130,7 +121,7 @@ def test_a_caller_whose_cpuset_changed_since_its_mask_was_read_has_the_cpuset(
 
 
 @pytest.mark.parametrize("is_reaped", [False, True])
-def test_a_caller_that_has_ended_is_not_known(caller: Called, is_reaped: bool) -> None:
+def test_a_caller_that_has_ended_is_not_known(caller: Asker, is_reaped: bool) -> None:
     caller.process.kill()
     os.waitid(os.P_PID, caller.process.pid, os.WEXITED | os.WNOWAIT)
     if is_reaped:
@@ -256,19 +247,18 @@ ADMIN = ("setpriv", "--reuid=1234", "--regid=1235", "--groups=1236")
 def test_root_and_admins_of_the_node_see_everything_and_those_of_a_container_counts(
     before: Sequence[str], reader: str
 ) -> None:
-    with connected(before) as (_, accepted):
-        assert reader_of(peer_of(accepted), 1236) == reader
+    with connected(before) as asker:
+        assert reader_of(asker.peer, 1236) == reader
 
 
 @as_root
 @pytest.mark.parametrize("before", [(), CONTAINER])
 def test_a_child_that_asks_for_a_process_that_has_ended_sees_counts(before: Sequence[str]) -> None:
-    with connected(before) as (asker, accepted):
-        peer = peer_of(accepted)
-        assert peer is not None
-        os.kill(peer.credentials.pid, signal.SIGKILL)
+    with connected(before) as asker:
+        assert asker.peer is not None
+        os.kill(asker.peer.credentials.pid, signal.SIGKILL)
         asker.process.wait()
-        assert reader_of(peer, None) == COUNTS
+        assert reader_of(asker.peer, None) == COUNTS
 
 
 def test_a_user_whose_connections_have_ended_is_forgotten() -> None:

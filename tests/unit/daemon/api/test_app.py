@@ -55,6 +55,13 @@ def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: str) ->
     assert reader_of(peer, admin_group) == sees
 
 
+@pytest.fixture
+def watcher(tmp_path: Path) -> TopologyWatcher:
+    watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
+    watcher.known = Node(machine("dgx-h100"))
+    return watcher
+
+
 @pytest.mark.parametrize("path", ["/plan", "/audit", "/", "/topology"])
 @pytest.mark.parametrize(
     ("headers", "is_answered"),
@@ -69,10 +76,8 @@ def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: str) ->
     ],
 )
 async def test_no_page_of_another_site_may_ask(
-    path: str, headers: dict[str, str], is_answered: bool, tmp_path: Path
+    path: str, headers: dict[str, str], is_answered: bool, watcher: TopologyWatcher
 ) -> None:
-    watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
-    watcher.known = Node(machine("dgx-h100"))
     status, _ = await answered(watcher, path=path, headers=headers, peer=peer(0, 0))
     assert (status != HTTPStatus.FORBIDDEN) == is_answered
 
@@ -114,14 +119,12 @@ async def answered(
 
 @pytest.mark.parametrize("accept", [b"*/*", b"text/plain"])
 async def test_a_bug_is_a_500_of_one_line(
-    accept: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    accept: bytes, watcher: TopologyWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> Reply:
         raise RuntimeError("a bug: it is so")
 
     monkeypatch.setattr(plan, "replied", broken)
-    watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
-    watcher.known = Node(machine("dgx-h100"))
     status, text = await answered(watcher, accept)
     assert (status, text.count("\n"), "it is so" in text) == (500, 1, False)
     title = text.partition(":")[0] if accept == b"text/plain" else json.loads(text)["title"]
@@ -129,9 +132,9 @@ async def test_a_bug_is_a_500_of_one_line(
 
 
 @pytest.mark.parametrize("path", ["/plan", "/topology", "/topology.svg"])
-async def test_a_user_s_many_requests_delay_no_other_user_s(tmp_path: Path, path: str) -> None:
-    watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
-    watcher.known = Node(machine("dgx-h100"))
+async def test_a_user_s_many_requests_delay_no_other_user_s(
+    watcher: TopologyWatcher, path: str
+) -> None:
     api = app_of(watcher)
     answered_users = []
 
