@@ -1,4 +1,4 @@
-"""Builds the NVML that libnvidia_ml.c describes, and the task that slurm_task.c describes."""
+"""Builds the NVML that libnvidia_ml.c describes."""
 
 import atexit
 import functools
@@ -6,8 +6,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-
-HERE = Path(__file__).parent
 
 
 def environment(facts: str, folder: Path) -> dict[str, str]:
@@ -24,22 +22,13 @@ def environment(facts: str, folder: Path) -> dict[str, str]:
 
 @functools.cache
 def _nvml() -> Path:
-    return _built("libnvidia_ml.c", "libnvidia-ml.so.1", "-shared", "-fPIC").parent
-
-
-@functools.cache
-def slurm_task() -> Path:
-    """Return a program that needs no library where it runs."""
-    return _built("slurm_task.c", "slurm_task", "-Wall", "-Werror", "-static", "-fopenmp")
-
-
-def _built(source: str, name: str, *flags: str) -> Path:
-    """Build what a source describes; its folder goes when the test run ends."""
+    """Return the folder of the library; it goes when the test run ends."""
     gcc = shutil.which("gcc")
     if gcc is None:
         raise FileNotFoundError("the tests of GPUs need gcc: apt-get install gcc libc6-dev")
     folder = tempfile.TemporaryDirectory(prefix="affinityd-built-")
     atexit.register(folder.cleanup)
-    target = Path(folder.name, name)
-    subprocess.run([gcc, "-O1", *flags, "-o", target, HERE / source], check=True)
-    return target
+    target = Path(folder.name, "libnvidia-ml.so.1")
+    source = Path(__file__).with_name("libnvidia_ml.c")
+    subprocess.run([gcc, "-O1", "-shared", "-fPIC", "-o", target, source], check=True)
+    return target.parent

@@ -8,7 +8,6 @@ import pytest
 from tests.e2e.slurm.rig import root_of
 from tests.e2e.vm import hardware, two_nodes
 from tests.e2e.vm.machine import PATIENCE, boot
-from tests.support.shared_objects import slurm_task
 
 Document = dict[str, Any]
 
@@ -34,5 +33,5 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     name = request.path.stem.removeprefix("test_")
     folder = tmp_path_factory.mktemp("vm")
     if name == "slices":
-        return boot(folder, name, two_nodes.options(), [slurm_task()], root_of("24.11"))
+        return boot(folder, name, two_nodes.options(), root_of("24.11"))
     return boot(folder, name, hardware.options())

@@ -31,11 +31,8 @@ CARRIED = (
     *(f"tests/support/{name}.py" for name in ("daemons", "nri", "paths")),
 )
 
-#: Where the guest has what is built here.
-BUILT = "built"
-
 #: What it does without of another Debian.
-UNUSED = ("./usr/share", "./var/lib/dpkg")
+UNUSED = ("./usr/share", "./var/lib/dpkg", "./usr/lib/python3*", "./usr/bin/python3*")
 
 #: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
 OFFLINE_AT_BOOT = hardware.CPUS - 1
@@ -47,21 +44,15 @@ KERNEL_PARAMETERS = (
 )
 
 
-def boot(
-    folder: Path,
-    name: str,
-    machine: Sequence[str],
-    built: Sequence[Path] = (),
-    release: Path | None = None,
-) -> Document:
+def boot(folder: Path, name: str, machine: Sequence[str], release: Path | None = None) -> Document:
     """Boot the machine, with a folder for what it needs and says; return what guest_NAME prints.
 
-    `machine` is the hardware, in QEMU's options; `built` are files that the script finds in /built,
-    `release` is the root of another Debian, in /release.
+    `machine` is the hardware, in QEMU's options; `release` is the root of another Debian, in
+    /release.
     """
     made = image()
     ramdisk, console, report = (folder / name for name in ("ramdisk", "console", "report"))
-    _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built, release)
+    _write_ramdisk(ramdisk, made / ROOT, folder / "carried", release)
     parameters = f"{KERNEL_PARAMETERS} GUEST={name}"  # the kernel hands it to init
     command = [
         *(QEMU, *machine, "-no-reboot"),
@@ -78,9 +69,7 @@ def boot(
     return dict(json.loads(lines[0]))
 
 
-def _write_ramdisk(
-    ramdisk: Path, root: Path, carried: Path, built: Sequence[Path], release: Path | None
-) -> None:
+def _write_ramdisk(ramdisk: Path, root: Path, carried: Path, release: Path | None) -> None:
     """Write the image's root and, behind it, the rest: the kernel unpacks one after another."""
     for name in CARRIED:
         source, target = REPOSITORY / name, carried / "checkout" / name
@@ -90,9 +79,6 @@ def _write_ramdisk(
         else:
             shutil.copy(source, target)
     shutil.copy(FOLDER / "init", carried)
-    for path in built:
-        (carried / BUILT).mkdir(exist_ok=True)
-        shutil.copy(path, carried / BUILT)
     archive = ["bsdtar", "-cf", "-", "--format", "newc", "--uid", "0", "--gid", "0"]
     with ramdisk.open("wb") as file:
         with root.open("rb") as base:
