@@ -158,13 +158,6 @@ def test_notices_name_missing_facts(
     assert notice in read(tmp_path, files, nvml).notices
 
 
-def test_a_complete_machine_has_no_notices(tmp_path: Path) -> None:
-    files = {**nvidia(A), **information(A), f"{PCI}/{A}/numa_node": "0"}
-    nvml = NvmlReport(gpus=(NvmlGpu(0, "GPU-1", A, 0, "NVIDIA A100"),))
-    node = {"sys/devices/system/node/node0/cpulist": "0"}
-    assert read(tmp_path, {**files, **node}, nvml).notices == ()
-
-
 def kfd(node: int, location: int, **properties: int) -> Files:
     lines = {"simd_count": 440, "location_id": location, "domain": 0, **properties}
     return {f"{KFD}/{node}/properties": "\n".join(f"{k} {v}" for k, v in lines.items())}

@@ -170,11 +170,6 @@ def test_a_snapshot_is_written_atomically(tree: Tree, tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-def test_an_output_with_an_unknown_suffix_is_refused(tree: Tree, tmp_path: Path) -> None:
-    with pytest.raises(TreeError, match=r"node\.zip' should end in one of \.tar\.xz, \.tar\.gz"):
-        write_snapshot(tree, None, tmp_path / "node.zip")
-
-
 def test_a_malformed_nvml_report_in_a_snapshot_is_an_error_of_one_line(
     tree: Tree, tmp_path: Path
 ) -> None:

@@ -105,9 +105,3 @@ def test_one_node_without_places_may_hide_a_second_socket(tmp_path: Path) -> Non
     assert notice.endswith(
         "it shows one node, as a virtual machine that hides a second socket does"
     )
-
-
-def test_without_a_node_nvml_s_socket_decides(tmp_path: Path) -> None:
-    said = NvmlReport(gpus=(NvmlGpu(0, pci_bus_id=GPU, node_cpus=frozenset({2, 3})),))
-    (gpu,) = discover(tree_of(tmp_path, MACHINE), said).gpus
-    assert (gpu.numa_node, gpu.numa_source) == (1, "NVML")

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
-from affinityd.errors import InvalidRequestError, UnsatisfiableError
 from affinityd.planner.choose import FARTHEST, OWN_DISTANCE, choose_gpus
 from affinityd.topology.model import Gpu, Topology
 from tests.support.machines.facts import machine
@@ -94,21 +93,3 @@ def test_the_gpus_of_an_mi250x_node(ranks: list[CpuSet], each: int | None, chose
     topology = machine("mi250x")
     answer = choose_gpus(topology, ranks, topology.gpus, each)
     assert " ".join(",".join(map(str, places)) for places in answer) == chosen
-
-
-@pytest.mark.parametrize(
-    ("ranks", "gpus", "each", "message"),
-    [
-        (257, 8, None, "choose: 257 ranks cannot be assigned; it takes 1 to 256"),
-        (0, 8, None, "choose: 0 ranks cannot be assigned; it takes 1 to 256"),
-        (1, 65, None, "choose: 65 GPUs cannot be assigned; it takes 1 to 64"),
-        (3, 8, 3, "gpus_per_rank=3: 3 ranks need 9 GPUs, and 8 are visible"),
-    ],
-)
-def test_what_cannot_be_assigned_is_refused(
-    ranks: int, gpus: int, each: int | None, message: str
-) -> None:
-    topology = machine("mi250x")
-    with pytest.raises((InvalidRequestError, UnsatisfiableError)) as refused:
-        choose_gpus(topology, [CORES[0]] * ranks, (topology.gpus * 9)[:gpus], each)
-    assert str(refused.value) == message

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from affinityd.errors import UnsatisfiableError
-from affinityd.request.document import document
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, cpulists, homes, lists
 from tests.support.machines.by_hand import made
@@ -106,9 +105,6 @@ OUTSIDE = {0: "0-7"}
 @pytest.mark.parametrize(
     ("topology", "asked", "expected"),
     [
-        (made(TWO, gpus=[1, 0]), "", [1, 0]),  # a GPU's own node
-        (made(TWO, gpus=[0, 1]), "cpuset=3-7", [0, 1]),  # one allowed CPU is enough
-        (made({**TWO, 2: "8-11"}, distances=ODD_ROWS), "cpuset=4-11", [1]),  # else the nearest
         (made(BARREN, gpus=[2], distances=ODD_ROWS), "", [1]),  # a node without CPUs has distances
         # Of nodes as near the one that is home to fewer, then the lower.
         (made(BARREN, gpus=[2] * 4, distances=EVEN_ROWS), "", [0, 1, 0, 1]),
@@ -230,13 +226,6 @@ def test_cpus_that_are_lacking_or_stay_idle_are_warned_of(
     messages = [warning.message for warning in warnings if warning.code == code]
     assert len(messages) == bool(part)
     assert all(part in message for message in messages)
-
-
-def test_a_widened_rank_s_reason_counts_near_and_requested_cpus() -> None:
-    reply = ask(PAIR, gpus="0,0", mode="node", cpuset="2-5", cpus="2")
-    added = "2 allowed CPUs, and 4 were asked for: CPUs 4-5 of other nodes were added"
-    assert all(f"node 0 has {added}" in rank.reasons for rank in reply.ranks)
-    assert document(reply).request.cpus == 2
 
 
 @pytest.mark.parametrize(("node", "asked", "each"), cases("plans/asked_cpus.tsv"))
