@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from affinityd import config
 from affinityd.client.process import ProcessContext, may_open
 from affinityd.client.remarks import rebinding, remarks
-from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.linux.cgroup import mask_of
 from affinityd.linux.files import listed, text
@@ -51,12 +51,8 @@ def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
     is_kept = not chosen or (chosen.keys() <= CHOICE and GPUS in os.environ)
     if not is_kept or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
         return None
-    try:
-        pinned = parse_list(os.environ.get(CPULIST, ""))
-    except ValueError:
-        return None
     mask = frozenset(os.sched_getaffinity(os.getpid()))
-    return mask if mask == pinned else None
+    return mask if mask == environment.read_cpus(os.environ, CPULIST) else None
 
 
 def apply_plan(

@@ -21,7 +21,6 @@ from affinityd.request.environment import ASCEND, CUDA, VISIBLE, ZE_MASK
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Topology
 
-# These patterns are compiled where one is used, not at the start of every rank.
 UUID_KINDS = ("GPU-", "MIG-")
 #: Intel's Max 1550 and 1350: each has two tiles.
 INTEL_TWO_TILES = ("8086:0bd5", "8086:0bd6", "8086:0bd7", "8086:0bd8")
@@ -35,8 +34,6 @@ PCI_BUS_ID = r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 #: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
 STRTOUL = r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)"
 ULONG_MAX = 2**64 - 1
-#: More digits than ULONG_MAX has: a number cut down to so many is still above it.
-ENOUGH_DIGITS = 21
 
 
 class ComputeDevice(NamedTuple):
@@ -78,10 +75,7 @@ Entry = tuple[str, ComputeDevice]
 
 @lru_cache(maxsize=4)
 def all_devices(topology: Topology) -> VisibleDevices:
-    """Return the view of a caller that may use every GPU: the node's own numbering.
-
-    A lost GPU leaves a gap in it.
-    """
+    """Return the view of a caller that may use every GPU: the node's own numbering, with gaps."""
     gpus = [ComputeDevice(gpu) for gpu in topology.gpus]
     own = {device.gpu.index: device for device in gpus if device.gpu.vendor == topology.vendor}
     return VisibleDevices(own, tuple(_with_instances(gpus)))
@@ -107,8 +101,7 @@ def number_tiles(seen: VisibleDevices) -> VisibleDevices:
 def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...]:
     """Return the device of each entry of a request's `gpus`, in rank order; None means all.
 
-    Raises InvalidRequestError for an entry that is no index, UUID or PCI bus id, NoSuchGpuError
-    for a name of no GPU that the caller sees.
+    Raises InvalidRequestError for an entry that can name no GPU, NoSuchGpuError for one unseen.
     """
     if names is None:
         if not seen.by_index:
@@ -156,7 +149,7 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
 
 
 def is_number(entry: str) -> bool:
-    """Whether an entry is digits alone."""
+    """Return whether an entry is digits alone."""
     return entry.isascii() and entry.isdigit()
 
 
@@ -219,9 +212,8 @@ def _ze_devices(text: str) -> list[int]:
 def narrowed(value: str | None, vendor: str, numbers: Sequence[int]) -> tuple[str, str]:
     """Return the variable, and its value, that leaves a caller these of the devices it sees.
 
-    `numbers` are the caller's, `value` what its variables are now; None: they are not set. No text
-    of the caller is in the result: a shell may read it. Raises UnsatisfiableError where the vendor
-    has no such variable.
+    `numbers` are the caller's, `value` what its variables are now. No text of the caller is in the
+    result: a shell may read it. Raises UnsatisfiableError where the vendor has no such variable.
     """
     if vendor not in VISIBLE:
         raise UnsatisfiableError(f"choose: no variable is known that chooses GPUs of {vendor}")
@@ -282,7 +274,7 @@ def _strtoul(entry: str) -> int:
     match = re.match(STRTOUL, entry)
     if match is None:
         return -1
-    number = min(int(match[2][:ENOUGH_DIGITS] or "0"), ULONG_MAX)
+    number = min(int(match[2][:21] or "0"), ULONG_MAX)  # which has 20 digits
     return -number if match[1] == "-" else number
 
 

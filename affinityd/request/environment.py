@@ -5,10 +5,8 @@ what they mean for a plan.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm "GPU isolation techniques";
 PyTorch "torchrun: Environment Variables"; mpirun(1) of Open MPI; Intel MPI and MPICH Hydra; Cray
-PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABLES"; UCX docs/source/faq.md
-(UCX_NET_DEVICES); NVSHMEM's environment variables (NVSHMEM_HCA_LIST, which counts only with
-NVSHMEM_ENABLE_NIC_PE_MAPPING=1); NCCL's (NCCL_IB_HCA: prefixes, unless the list begins with `=`);
-UCCL's p2p.
+PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABLES"; of UCX, NVSHMEM, NCCL and
+UCCL their pages on environment variables.
 """
 
 from __future__ import annotations
@@ -135,8 +133,6 @@ UNASKED = ("ucx", "nvshmem", "uccl")
 class Rank:
     """A local rank: its number, how many there are (None: unknown), and the source."""
 
-    __slots__ = ("number", "size", "variable")
-
     def __init__(self, number: int, size: int | None, variable: str) -> None:
         self.number = number
         self.size = size
@@ -170,10 +166,9 @@ def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
 def local_rank(environ: Environment) -> Rank | None:
     """Return the local rank that the nearest launcher gave; None where there is none.
 
-    If that one does not know how many there are, a farther one with the same rank counts: a
-    script under srun exports LOCAL_RANK=$SLURM_LOCALID for its framework. A count of one proves
-    nothing: the process may have started many, or be one of many that a farther one counts.
-    Raises InvalidRequestError for malformed numbers, and launchers that contradict each other.
+    If that one does not know how many there are, a farther one with the same rank counts: a script
+    under srun exports LOCAL_RANK=$SLURM_LOCALID. A count of one proves nothing: the process may be
+    one of many that a farther one counts. Raises InvalidRequestError.
     """
     ranks = list(_ranks(environ))
     if not ranks:
@@ -208,10 +203,7 @@ def _contradiction(one: Rank, other: Rank) -> InvalidRequestError:
 
 
 def variables_of_rank(environ: Environment) -> tuple[str, ...]:
-    """Return the variables that name the local rank; (): there is none.
-
-    A script below mpirun may export LOCAL_RANK for its framework, which is the same rank.
-    """
+    """Return the variables that name the local rank, also those that a script exported."""
     rank = local_rank(environ)
     if rank is None:
         return ()
@@ -237,14 +229,13 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
             in_no_step = SLURM_JOB in environ and step is None
             if rank == 0 and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP):
                 continue  # Slurm numbers a batch script and an interactive shell, too
-            size = slurm_tasks(environ)
-            size = size if size is not None and rank < size else None
+            tasks = slurm_tasks(environ)
+            size = tasks if tasks is not None and rank < tasks else None
         elif variable != FLUX_TASK or environ.get(FLUX_NODES) == "1":  # else it is the whole job's
             size = next((_count(environ, name) for name in sizes if environ.get(name)), None)
         if size is not None and rank >= size:
-            raise InvalidRequestError(
-                f"{variable}={rank}, but there are {size} ranks here: unset it"
-            )
+            line = f"{variable}={rank}, but there are {size} ranks here: unset it"
+            raise InvalidRequestError(line)
         yield Rank(rank, size, variable)
 
 
@@ -262,8 +253,7 @@ def _count(environ: Environment, name: str) -> int | None:
 def is_alone(environ: Environment, rank: Rank) -> bool:
     """Return whether a task is the only one of its launcher here: it has all GPUs that it sees.
 
-    So it is where no launcher says how many there are, and it is the first. torchrun's worker has
-    its GPU from LOCAL_RANK, even if there is only one worker.
+    So is the first where no launcher says how many there are. torchrun's worker has LOCAL_RANK's.
     """
     if rank.variable == LOCAL_RANK and TORCHRUN in environ:
         return False
@@ -273,7 +263,7 @@ def is_alone(environ: Environment, rank: Rank) -> bool:
 def slurm_tasks(environ: Environment) -> int | None:
     """Return how many tasks a Slurm step has on this node; None: unknown.
 
-    slurmstepd lists their numbers in SLURM_GTIDS. SLURM_STEP_TASKS_PER_NODE is like 4(x2),3.
+    SLURM_GTIDS lists their numbers. SLURM_STEP_TASKS_PER_NODE is like 4(x2),3.
     """
     listed = environ.get("SLURM_GTIDS")
     if listed:
@@ -300,25 +290,26 @@ def chooses_gpu(environ: Environment) -> bool:
 
 
 def job_cpus(environ: Environment) -> int | None:
-    """Return how many CPUs a job has on this node; None: unknown.
-
-    In a batch script there is a list like 8(x2), by node.
-    """
+    """Return how many CPUs a job has on this node; None: unknown, as in a list by node."""
     by_node = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
     return None if "," in by_node else number(by_node.partition("(")[0])
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
-    """Return the CPUs to plan a process on: its mask, or the CPUs an earlier pin was planned on.
+    """Return the CPUs to plan a process on: its mask, or what an earlier pin was planned on.
 
-    A mask that affinityd set is no limit: to divide it again would shrink it at every pin.
+    To divide a mask that affinityd set would shrink it at every pin.
     """
-    try:
-        pinned = parse_list(environ.get(CPULIST, ""))
-        allowed = parse_list(environ.get(ALLOWED, ""))
-    except ValueError:
-        return mask
+    pinned, allowed = read_cpus(environ, CPULIST), read_cpus(environ, ALLOWED)
     return allowed if pinned == mask and pinned <= allowed else mask
+
+
+def read_cpus(environ: Environment, name: str) -> CpuSet:
+    """Return the CPUs in a variable; empty where it has none, or is malformed."""
+    try:
+        return parse_list(environ.get(name, ""))
+    except ValueError:
+        return frozenset()
 
 
 def task_of(environ: Environment) -> str:

@@ -15,7 +15,6 @@ from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner import Options
 from affinityd.planner.modes import MODES
 from affinityd.request.environment import (
-    BY_VALUE,
     ENV,
     LONG_LISTS,
     MAX_ENTRIES,
@@ -110,34 +109,22 @@ def plain(text: str) -> str:
     return text
 
 
-_BOOLEANS = {
-    **dict.fromkeys(YES, True),
-    **dict.fromkeys(("false", "0", "no", "off"), False),
-}
-
-
 def _read_mode(text: str) -> str:
     name = text.replace("-", "_")
     return name if name in MODES else one_of(*MODES)(text)
 
 
 def _read_boolean(text: str) -> bool:
-    if text.lower() not in _BOOLEANS:
+    if text.lower() not in (*YES, "false", "0", "no", "off"):
         raise ValueError(f"{quote(text)} is neither true nor false")
-    return _BOOLEANS[text.lower()]
-
-
-def _read_positive(text: str) -> int:
-    value = whole_number(text, MAX_NUMBER)
-    if not value:
-        raise ValueError(f"{quote(text)} is not a whole number from 1 to {MAX_NUMBER}")
-    return value
+    return text.lower() in YES
 
 
 def _read_nics(text: str) -> int:
-    words = {"all": MAX_NUMBER, "none": 0}
-    number = words[text] if text in words else whole_number(text, MAX_NUMBER) or None
-    if number is None:
+    if text == "none":
+        return 0
+    number = MAX_NUMBER if text == "all" else whole_number(text, MAX_NUMBER)
+    if not number:
         raise ValueError(f"{quote(text)} is neither all, none nor a whole number from 1")
     return number
 
@@ -161,11 +148,7 @@ def _read_entries(text: str) -> tuple[str, ...]:
 
 def _read_gpus(text: str) -> tuple[str, ...] | None:
     names = _read_entries(text)
-    if names == ("all",):
-        return None
-    if "all" in names:
-        raise ValueError(f"{quote(text)}: all stands alone, not in a list")
-    return names
+    return None if names == ("all",) else names
 
 
 def _read_ranks(text: str) -> tuple[int, ...]:
@@ -184,17 +167,9 @@ def read_listed(text: str) -> str:
     return text
 
 
-def _read_visible(text: str) -> str:
-    name, is_assignment, value = text.partition("=")
-    if is_assignment and name in BY_VALUE:
-        raise ValueError(f"{quote(text)} names its variable; give the value alone: {quote(value)}")
-    return read_listed(text)
-
-
-def _few(number: int, noun: str) -> int:
+def _few(number: int, noun: str) -> None:
     if number > MAX_ENTRIES:
         raise ValueError(f"{number} {noun} are too many; the most is {MAX_ENTRIES}")
-    return number
 
 
 def _choice(text: str, *words: str) -> Parameter:
@@ -207,36 +182,30 @@ def _flag(text: str, *, default: bool) -> Parameter:
     return Parameter(_read_boolean, text, {"type": "boolean", "default": default})
 
 
-def _number(
-    text: str,
-    read: Callable[[str], int] = _read_positive,
-    most: int = MAX_NUMBER,
-    **schema: int,
-) -> Parameter:
+def _number(text: str, most: int = MAX_NUMBER, **schema: int) -> Parameter:
+    """Return a parameter that is a whole number from 1."""
+
+    def read(value: str) -> int:
+        number = whole_number(value, most)
+        if not number:
+            raise ValueError(f"{quote(value)} is not a whole number from 1 to {most}")
+        return number
+
     return Parameter(read, text, {"type": "integer", "minimum": 1, "maximum": most, **schema})
 
 
 PARAMETERS = {
     "gpus": Parameter(
         _read_gpus,
-        (
-            "one entry for each rank, in local-rank order: index, UUID, UUID prefix, PCI "
-            "bus id, range of indices; or just all"
-        ),
+        "the ranks' GPUs, an entry each: index, UUID or its beginning, PCI bus id, range; or all",
         {"type": "string", "default": "all"},
     ),
     "rank": Parameter(_read_ranks, "answer only for these ranks of the request"),
     "ranks": _number(
-        "how many ranks there are: rank i drives entry i of gpus, modulo their number",
-        read=lambda text: _few(_read_positive(text), "ranks"),
-        most=MAX_ENTRIES,
+        "how many ranks there are: rank i drives entry i of gpus, modulo their number", MAX_ENTRIES
     ),
     "job": Parameter(
-        _read_entries,
-        (
-            "all GPUs of the caller's job, in node numbering: they divide the cores, and "
-            "the answer is for gpus"
-        ),
+        _read_entries, "all GPUs of the caller's job, in node numbering: they divide the cores"
     ),
     "mode": Parameter(
         _read_mode,
@@ -248,9 +217,7 @@ PARAMETERS = {
         "all CPUs of a core, or only its lowest allowed one", "all_logical", "single_logical"
     ),
     "balanced": _flag("ranks get the same number of near cores", default=_DEFAULTS.balanced),
-    "min_physical_cores": _number(
-        "fewer cores for any rank is an error", default=_DEFAULTS.min_physical_cores
-    ),
+    "min_physical_cores": _number("fewer cores for any rank is an error", default=1),
     "max_physical_cores": _number("the most cores of any rank"),
     "cpus": _number(
         "how many CPUs each rank asked for: if fewer are near, the nearest others are added"
@@ -258,16 +225,14 @@ PARAMETERS = {
     "cpuset": Parameter(parse_list, "the CPUs to plan on, as a list like 0-3,8"),
     "whose": _choice("plan on the caller's CPUs, if known, or on the node's", "caller", "node"),
     "visible": Parameter(
-        _read_visible,
+        read_listed,
         "the caller's CUDA_VISIBLE_DEVICES (or ROCR/HIP, ASCEND_RT); empty: none",
         may_be_empty=True,
     ),
     "granted": Parameter(
         lambda text: ",".join(_read_entries(text)),
-        (
-            "the devices the caller was given, in node numbering: indices, UUIDs, files (minor:N "
-            "of NVIDIA's, drm:N, davinci:N, accel:N), or none"
-        ),
+        "the caller's devices, in node numbering: indices, UUIDs, files (minor:N of NVIDIA's, "
+        "drm:N, davinci:N, accel:N), or none",
     ),
     "observe": Parameter(parse_list, "count the plan only: the caller stays on these CPUs"),
     "share": _choice(
@@ -276,8 +241,7 @@ PARAMETERS = {
     ),
     "nics": Parameter(
         _read_nics,
-        "how many of the nearest RDMA devices each rank gets: a number, all, or none (default: "
-        "the GPU's share)",
+        "how many near RDMA devices each rank gets: a number, all, or none (default: its part)",
     ),
     "choose": Parameter(
         one_of("gpu"),
@@ -285,8 +249,7 @@ PARAMETERS = {
         {"type": "string", "enum": ["gpu"]},
     ),
     "gpus_per_rank": _number(
-        "how many GPUs are chosen for each rank (default: all, divided by the ranks)",
-        most=MAX_ENTRIES,
+        "how many GPUs are chosen for each rank (default: all, divided by the ranks)", MAX_ENTRIES
     ),
     "strict": _flag("a rank far from its GPU is an error", default=_DEFAULTS.strict),
     "format": _choice("how the answer is written", *FORMATS),

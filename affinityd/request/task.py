@@ -341,19 +341,11 @@ def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None
         step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
         masks=_bind_list(environ) if _has_slurm_masks(environ) else (),
         mask=mask,
-        pinned=_read_cpus(environ, env.CPULIST),
-        allowed=_read_cpus(environ, env.ALLOWED),
+        pinned=env.read_cpus(environ, env.CPULIST),
+        allowed=env.read_cpus(environ, env.ALLOWED),
         binds_gpus=gpu_bind.removeprefix("verbose,") not in {"", "none", "verbose"}
         or env.GPUS in environ,
     )
-
-
-def _read_cpus(environ: Environment, name: str) -> CpuSet:
-    """Return the CPUs in a variable; empty where it has none, or is malformed."""
-    try:
-        return parse_list(environ.get(name, ""))
-    except ValueError:
-        return frozenset()
 
 
 # The GPUs of its job, and its siblings.
