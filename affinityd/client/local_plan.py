@@ -20,8 +20,8 @@ from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
 from affinityd.request.environment import Pairs
 from affinityd.request.parameters import Request, parse_query
-from affinityd.request.process_plan import FIELDS, ProcessPlan
-from affinityd.request.resolve import Caller, Reply, answer
+from affinityd.request.process_plan import ProcessPlan
+from affinityd.request.resolve import Caller, Reply, answer, process_plan
 from affinityd.request.task import names_unknown_mig
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Node
@@ -104,9 +104,9 @@ def plan_process(query: Pairs, sockets: Sequence[str], trouble: str | None) -> P
         reply = plan_on_node(found.node, query)
     except AffinityError as error:
         raise type(error)("; ".join(filter(None, (str(error), trouble, found.replayed)))) from None
-    fields = {field: getattr(reply, field) for field in FIELDS}
-    told = {"source": found.source, "trouble": trouble, "replayed": found.replayed}
-    return ProcessPlan(**fields, **told, visible=dict(*reply.visible.values()))
+    plan = process_plan(reply)
+    plan.source, plan.trouble, plan.replayed = found.source, trouble, found.replayed
+    return plan
 
 
 def plan_on_node(node: Node, query: Pairs, caller: Caller | None = None) -> Reply:

@@ -8,7 +8,7 @@ from affinityd.config import ON
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.request.environment import JOB_GPUS, NIC_VARIABLES, UNASKED, nic_value
 from affinityd.request.process_plan import FIELDS
-from affinityd.request.resolve import Reply
+from affinityd.request.resolve import Reply, process_plan
 
 
 def _json(reply: Reply) -> Iterator[str]:
@@ -20,16 +20,14 @@ def _json(reply: Reply) -> Iterator[str]:
 
 def _shell(reply: Reply) -> Iterator[str]:
     """Yield NAME=value lines; no value has a character that a shell or TaskProlog would change."""
+    plan = process_plan(reply)
     for field, (variable, _, write) in FIELDS.items():
-        value = getattr(reply, field)
-        is_told = value is not None and (field != "switch" or value != ON)
-        if is_told:
+        value = getattr(plan, field)
+        if value is not None and (field != "switch" or value != ON):
             yield f"{variable}={write(value)}"
-        if field == "allowed" and reply.request.task.job is not None:
-            yield f"{JOB_GPUS}={','.join(reply.request.task.job)}"
-        if field == "gpus" and len(reply.visible) == 1:
-            (variables,) = reply.visible.values()
-            yield from map("=".join, variables.items())
+    if reply.request.task.job is not None:
+        yield f"{JOB_GPUS}={','.join(reply.request.task.job)}"
+    yield from map("=".join, plan.visible.items())
     for rank in reply.ranks:
         yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"
         yield f"AFFINITYD_RANK_{rank.rank}_LOCALITY={rank.locality}"
@@ -37,8 +35,8 @@ def _shell(reply: Reply) -> Iterator[str]:
 
 def _nics(reply: Reply) -> Iterator[str]:
     """Yield the variables that give libraries the ranks' RDMA devices."""
-    if ports := reply.rdma:
-        yield from (f"{NIC_VARIABLES[library]}={nic_value(library, ports)}" for library in UNASKED)
+    for library in UNASKED if reply.rdma else ():
+        yield f"{NIC_VARIABLES[library]}={nic_value(library, reply.rdma)}"
 
 
 def _map_gpu(reply: Reply) -> Iterator[str]:

@@ -12,6 +12,7 @@ from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.planner import Plan, PlanWarning, RankPlan
 from affinityd.request.devices import Doubt, named
 from affinityd.request.parameters import Request
+from affinityd.request.process_plan import ProcessPlan
 from affinityd.request.ranks import Resolved, job_entries, plan_chosen, plan_ranks
 from affinityd.request.slurm_task import plan_task
 from affinityd.request.task import AMBIGUOUS, check_gpus, choose_visible, gpus_seen
@@ -72,41 +73,33 @@ class Reply(NamedTuple):
         return frozenset().union(*(rank.cpus for rank in self.ranks))
 
     @property
-    def gpus(self) -> CpuSet:
-        """The indices of the ranks' GPUs; none where others may be meant."""
-        if AMBIGUOUS in self.warning_codes:
-            return frozenset()
-        return frozenset(rank.gpu.index for rank in self.ranks)
-
-    @property
-    def nodes(self) -> CpuSet:
-        """The numbers of the ranks' home nodes."""
-        return frozenset(rank.home_node for rank in self.ranks if rank.home_node is not None)
-
-    @property
-    def memory_nodes(self) -> CpuSet:
-        """The numbers of the ranks' memory nodes."""
-        return frozenset(rank.memory_node for rank in self.ranks if rank.memory_node is not None)
-
-    @property
-    def threads(self) -> int:
-        """How many threads the ranks may start."""
-        return sum(rank.threads for rank in self.ranks)
-
-    @property
-    def warning_codes(self) -> tuple[str, ...]:
-        """The codes of the warnings, each once."""
-        return tuple(sorted({warning.code for warning in self.warnings}))
-
-    @property
-    def near(self) -> CpuSet | None:
-        """The allowed CPUs near any of their GPUs, where others were added; else None."""
-        return self.near_cpus if any(rank.widening for rank in self.ranks) else None
-
-    @property
     def locality(self) -> str:
         """The worst of any rank: unknown, if the place of any GPU is."""
         return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
+
+
+def process_plan(reply: Reply) -> ProcessPlan:
+    """Return what a process is told of its plan."""
+    ranks, visible = reply.ranks, list(reply.visible.values())
+    codes = {warning.code for warning in reply.warnings}
+    indices = frozenset(rank.gpu.index for rank in ranks)
+    nodes = {rank.home_node for rank in ranks} - {None}
+    memory_nodes = {rank.memory_node for rank in ranks} - {None}
+    return ProcessPlan(
+        switch=reply.switch,
+        cpus=reply.cpus,
+        locality=reply.locality,
+        allowed=reply.allowed,
+        gpus=frozenset() if AMBIGUOUS in codes else indices,
+        nodes=frozenset(nodes),
+        memory_nodes=frozenset(memory_nodes),
+        visible_memory=reply.visible_memory,
+        threads=sum(rank.threads for rank in ranks),
+        rdma=reply.rdma,
+        near=reply.near_cpus if any(rank.widening for rank in ranks) else None,
+        warning_codes=tuple(sorted(codes)),
+        visible=visible[0] if len(visible) == 1 else {},
+    )
 
 
 def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
