@@ -155,21 +155,6 @@ def test_a_file_that_fails_leaves_the_mask_or_a_near_one(
         assert (done.status, cpus in {FAR, BOTH}) == (7, True), f"{path}, {error}: {done}"
 
 
-def test_bind_and_plan_name_a_file_that_fails(tmp_path: Path) -> None:
-    root = tiny_tree(tmp_path / "machine")
-    for name in ("cpulist", "cpumap"):
-        file = root / "sys/devices/system/node/node1" / name
-        file.unlink()
-        file.symlink_to("/proc/self/mem")  # nothing is at address 0: EIO
-    env = {**os.environ, "AFFINITYD_ROOT": str(root), "AFFINITYD_CONFIG": "/nonexistent"}
-    binding = "import affinityd; print(*affinityd.bind(gpus=1).warnings)"
-    for status, words in ((0, ("-c", binding)), (1, ("-m", "affinityd", "plan"))):
-        done = ran(sys.executable, *words, env=env)
-        assert done.status == status
-        told = "/sys/devices/system/node/node1/cpulist: Input/output error"
-        assert told in f"{done.stdout}{done.stderr}"
-
-
 HANGS, SOON = "delay_enter=3s", "timeout=0.05"
 LATE = "no plan within 0.3 s of the start"
 OBSERVED = "affinityd.bind(); import os; print(os.environ['AFFINITYD_UNPINNED'])"

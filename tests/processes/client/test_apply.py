@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import subprocess
 import sys
 import time
@@ -15,8 +14,6 @@ from affinityd.client import apply
 from affinityd.client.process import ProcessContext, granted_gpus
 from affinityd.client.remarks import REMARKS
 from affinityd.cpuset import format_list, parse_list
-from affinityd.linux import memory_policy
-from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.request.process_plan import read_plan
 from tests.support.children import present, program
 from tests.support.cpusets import cpuset, needs_cpuset
@@ -115,16 +112,6 @@ def test_a_query_has_the_process_s_own_facts(
     assert asked(env, before, **given) == ({**HERE, **expected}, variables)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")
-def test_a_query_has_the_devices_that_the_process_may_open(tmp_path: Path) -> None:
-    (tmp_path / "null").touch()
-    for minor in (0, 3):
-        os.mknod(tmp_path / f"nvidia{minor}", stat.S_IFCHR, os.makedev(240, minor))
-    own_dev = ("unshare", "--mount", "sh", "-c", f'mount --bind {tmp_path} /dev; "$@"', "sh")
-    parameters, _ = asked(RANK, own_dev)
-    assert parameters["granted"] == "minor:0,minor:3"
-
-
 # Setting its mask.
 
 
@@ -139,24 +126,6 @@ def test_a_mask_is_cut_to_the_cpuset_or_refused() -> None:
         enter = ("sh", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "sh")
         assert pinned(ALL, enter) == [f"[{FIRST}]"] * 3
         assert pinned(str(CPUS[1]), enter)[0] == f"CPUs {CPUS[1]} {REFUSED}"
-
-
-#: Has its cpuset grow, in a cgroup, after the mask was set that it has.
-GROWS = f"""
-import os, pathlib, sys
-from affinityd.client import apply
-apply.set_own_mask(frozenset(os.sched_getaffinity(0)))
-pathlib.Path(sys.argv[1]).write_text("{ALL}")
-print(sorted(os.sched_getaffinity(0)))
-"""
-
-
-@needs_cpuset
-def test_a_mask_that_is_not_narrowed_follows_a_cpuset_that_grows() -> None:
-    with cpuset() as group:
-        (group / "cpuset.cpus").write_text(FIRST)
-        enter = ("sh", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "sh")
-        assert run(GROWS, f"{group}/cpuset.cpus", {}, enter) == f"{CPUS}\n"
 
 
 # Applying a plan.
@@ -203,43 +172,7 @@ def test_children_have_the_plan_in_variables_and_deviations_are_remarks(
     }
 
 
-@pytest.mark.parametrize(
-    ("policy", "visible", "nodes"),
-    [("preferred", "0-1", {1}), ("interleave", "0-1", {0, 1}), ("interleave", "", {1})],
-)
-def test_only_interleaved_memory_is_near_all_visible_gpus(
-    monkeypatch: pytest.MonkeyPatch, policy: str, visible: str, nodes: set[int]
-) -> None:
-    lines = {"CPULIST": "4-7", "ALLOWED": "0-9", "LOCALITY": "local", "MEMORY_NODES": "1"}
-    lines |= {"THREADS": "4", "VISIBLE_MEMORY_NODES": visible}
-    asked: list[object] = []
-
-    def set_policy(*arguments: object) -> MemoryPolicy:
-        asked.extend(arguments)
-        return MemoryPolicy(None)
-
-    monkeypatch.setattr(apply, "set_own_mask", lambda cpus: cpus)
-    monkeypatch.setattr(memory_policy, "set_policy", set_policy)
-    for name in ("CPULIST", "ALLOWED", "LOCALITY", "PINNED_FOR"):
-        monkeypatch.setenv(f"AFFINITYD_{name}", "")  # to be as it was afterwards
-    text = "".join(f"AFFINITYD_{name}={value}\n" for name, value in lines.items())
-    apply.apply_plan(read_plan(text), UNKNOWN, {}, {}, policy=policy, libraries=None)
-    assert asked == [policy, nodes]
-
-
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root unmounts and changes its root")
-
-#: Narrows its mask, and prints that, what it knows of it, and whether its cpuset is as it was.
-NARROW = (
-    "import os; mine = os.sched_getaffinity(0); os.sched_setaffinity(0, {min(mine)});"
-    "from affinityd.client.process import ProcessContext; own = ProcessContext.of_self();"
-    "print(own.cpuset >= mine, own.mask == os.sched_getaffinity(0), len(own.mask))"
-)
-
-
-def test_this_process_has_its_mask_and_its_cpuset() -> None:
-    command = [sys.executable, "-c", NARROW]
-    assert subprocess.check_output(command, text=True).split() == ["True", "True", "1"]
 
 
 @pytest.mark.parametrize("step", ["", "0"])

@@ -68,21 +68,6 @@ def test_a_plan_is_told_and_changes_nothing(
     assert python(code, here) == [NO_GPU]
 
 
-def test_this_process_is_judged(here: Mapping[str, str]) -> None:
-    code = (
-        f"os.sched_setaffinity(0, {{{FAR}}})\n"
-        "(v,) = affinityd.verify(gpus=0); say(v.process.facts.pid == os.getpid(), v.mismatches)"
-    )
-    is_own, (mismatch,) = python(code, here)
-    assert is_own
-    assert f"may run on CPUs {FAR} (remote)" in mismatch
-
-
-def test_a_binding_can_be_pickled(here: Mapping[str, str]) -> None:
-    code = "import pickle; b = affinityd.bind(gpus={}); say(b == pickle.loads(pickle.dumps(b)))"
-    assert [python(code.format(gpu), here)[0] for gpu in (0, 9)] == [True, True]
-
-
 def test_without_a_plan_the_process_is_unchanged_and_warned(here: Mapping[str, str]) -> None:
     *said, stderr = python(f"b = affinityd.bind(gpus='9'); say({BINDING})", here)
     own = sorted(os.sched_getaffinity(0))
@@ -244,9 +229,3 @@ def test_the_enums_have_the_names_of_plans() -> None:
     assert all(hasattr(affinityd, name) for name in affinityd.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'blind'"):
         affinityd.blind  # noqa: B018
-
-
-def test_importing_the_package_imports_no_module_of_it() -> None:
-    code = "import sys; b = {*sys.modules}; import affinityd; print(*{*sys.modules} - b)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {it for it in done.stdout.split() if it.startswith("affinityd")} == {"affinityd"}

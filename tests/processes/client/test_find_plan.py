@@ -29,7 +29,6 @@ from affinityd.topology.model import Node
 from tests.support.asking import is_one_short_line
 from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.machines.facts import machine
-from tests.support.machines.sysfs_tree import write_tree
 from tests.support.servers import Behaviour, answering, hanging, http, serving
 from tests.support.tables import words
 
@@ -80,18 +79,11 @@ def trickle(connection: socket.socket, over: threading.Event) -> None:
             return
 
 
-def never_close(connection: socket.socket, over: threading.Event) -> None:
-    connection.recv(65536)
-    connection.sendall(http("200 OK", PLAN, length=len(PLAN) + 1))
-    over.wait()
-
-
 @pytest.mark.parametrize(
     ("behave", "timeout", "asked"),
     [
         pytest.param(hanging, TIMEOUT, "", id="hangs"),
         pytest.param(trickle, TIMEOUT, "", id="byte by byte"),
-        pytest.param(never_close, TIMEOUT, "", id="never closes"),
         pytest.param(hanging, TIMEOUT, "0," * 10**6, id="reads nothing of a long request"),
         pytest.param(answering(http("200 OK", PLAN)), 0, "", id="the time was over before"),
     ],
@@ -384,13 +376,3 @@ def test_settings_choose_the_machine(socket_path: str, monkeypatch: pytest.Monke
     assert (local.node.topology, local.node.reserved) == (machine("mi250x"), frozenset({0, 8}))
     replayed = "AFFINITYD_MACHINE is 'mi250x': planned on a replayed machine, not on this one"
     assert (local.source, local.replayed) == ("sysfs", replayed)
-
-
-def test_a_root_that_is_not_this_machines_is_told(
-    socket_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = write_tree(machine("mi250x"), tmp_path / "tree")
-    monkeypatch.setenv("AFFINITYD_ROOT", str(tree))
-    local = local_plan.find_node([socket_path])
-    assert local.node.topology.online == machine("mi250x").online
-    assert str(local.replayed).startswith("AFFINITYD_ROOT is '")

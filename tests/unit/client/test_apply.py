@@ -100,10 +100,6 @@ def test_what_a_container_s_runtime_lists_is_sent(
     assert any(text.startswith("NVIDIA_VISIBLE_DEVICES=") for _, text in sent) == is_sent
 
 
-def ranks(topology: Topology, launch: str, of: int, job: Sequence[int]) -> list[Rank]:
-    return [Rank(topology, LAUNCHES[launch], n, of, job, topology.online) for n in range(of)]
-
-
 def halves(topology: Topology) -> CpuSet:
     cores = topology.node_cores.values()
     first = (core for its in cores for core in its[: (len(its) + 1) // 2])
@@ -137,13 +133,6 @@ def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject)
     assert none_overlap([reply for reply in replies if "not_unique" not in codes(reply)])
 
 
-@pytest.mark.parametrize("mode", ["even", "core_complex"])
-@pytest.mark.parametrize("name", ["torchrun", "a wrapper below mpirun"])
-def test_siblings_never_overlap_in_other_dividing_modes(name: str, mode: str) -> None:
-    siblings = ranks(machine("dgx-a100"), name, 2, range(2))
-    assert none_overlap([it.plan(mode=mode) for it in siblings])
-
-
 #: Each GPU's cache by the maps that LUMI and Frontier publish; siblings are 64 apart.
 MI250X = ["48-55", "56-63", "16-23", "24-31", "0-7", "8-15", "32-39", "40-47"]
 
@@ -164,13 +153,3 @@ def test_each_gpu_of_mi250x_has_the_cache_that_sites_bind_it_to(
         cache = parse_list(MI250X[rank.gpu])
         assert reply.cpus == (cache | {cpu + 64 for cpu in cache}) - kept
         assert not {"shared_gpu", "idle_cpus"} & {*codes(reply)}
-
-
-@pytest.mark.parametrize("mode", ["node", "all", "socket"])
-@pytest.mark.parametrize("name", LAUNCHES)
-def test_shared_modes_give_all_cpus_near_the_gpu(name: str, mode: str) -> None:
-    topology = machine("dgx-a100")
-    for number, it in enumerate(ranks(topology, name, 8, range(8))):
-        reply = it.plan(mode=mode)
-        assert reply.cpus >= topology.cpus_of_node(topology.gpus[number].numa_node)
-        assert reply.locality == ("mixed" if mode == "socket" else "local")

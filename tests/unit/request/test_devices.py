@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError, UnsatisfiableError
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.request.devices import ComputeDevice, Doubt, VisibleDevices, read_visible
 from affinityd.request.formats import render
 from affinityd.request.task import Task, names_unknown_mig
 from affinityd.topology.model import Gpu, MigInstance, Topology
-from tests.support.asking import ask, codes, is_one_short_line, try_to_ask
+from tests.support.asking import ask, codes
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.tables import cases, rows, words
@@ -124,14 +124,6 @@ def test_a_text_that_names_no_device_is_malformed(name: str, text: str) -> None:
     assert str(caught.value) == f"{name}: {text.rpartition(',')[2]!r} {INSTEAD[name]}"
 
 
-@pytest.mark.parametrize("entry", ["GPU-\r\x1b[2J", "MIG-\u2028", "GPU-" + "x" * 999, "9" * 5000])
-@pytest.mark.parametrize("name", ["gpus", "granted"])
-def test_an_odd_name_is_quoted_on_one_short_line(name: str, entry: str) -> None:
-    with pytest.raises(AffinityError) as caught:
-        ask(EIGHT, **{name: entry})
-    assert is_one_short_line(caught.value)
-
-
 @pytest.mark.parametrize(
     ("node", "asked", "warned"),
     [
@@ -152,32 +144,6 @@ def test_an_index_is_ambiguous_on_mixed_models_unless_uuids_number_it(
     assert ("ambiguous_index" in codes(ask(NODES[node], **words(asked)))) == warned
 
 
-MODELS = (
-    "it is not known which GPU it uses: this machine has GPUs of several models, which CUDA "
-    "numbers fastest first: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs"
-)
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ("visible=0", MODELS),
-        ("LOCAL_RANK=1", MODELS),
-        ("LOCAL_RANK=1 CUDA_DEVICE_ORDER=PCI_BUS_ID", "1"),
-        ("LOCAL_RANK=1 CUDA_VISIBLE_DEVICES=GPU-01,GPU-00", "0"),
-        ("LOCAL_RANK=0", "0 1"),  # it is alone
-        ("LOCAL_RANK=1 granted=1,0", MODELS),
-        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 granted=1", "1"),
-    ],
-)
-def test_a_process_on_mixed_models_has_a_certain_gpu_or_none(asked: str, expected: str) -> None:
-    reply = try_to_ask(TWO_MODELS, **words(f"mode=node {asked}"))
-    if isinstance(reply, AffinityError):
-        assert str(reply) == expected
-    else:
-        assert indices(TWO_MODELS, asked) == expected
-
-
 def test_models_with_the_same_near_cpus_are_certain_enough() -> None:
     gpus = tuple(replace(gpu, numa_node=0) for gpu in TWO_MODELS.gpus)
     reply = ask(replace(TWO_MODELS, gpus=gpus), LOCAL_RANK="1")
@@ -189,12 +155,6 @@ def test_two_equal_chips_of_which_the_driver_names_one_are_not_mixed() -> None:
     one, other = EIGHT.gpus[:2]
     pair = (replace(one, model="A100", pci_id="10de:20b0"), replace(other, pci_id="10de:20b0"))
     assert codes(ask(replace(EIGHT, gpus=pair), LOCAL_RANK="1")) == []
-
-
-def test_models_are_told_apart_by_pci_id_where_nothing_names_them() -> None:
-    gpus = tuple(replace(gpu, model=None) for gpu in TWO_MODELS.gpus)
-    assert len({gpu.pci_id for gpu in gpus}) == 2
-    assert "ambiguous_index" in codes(ask(replace(TWO_MODELS, gpus=gpus)))
 
 
 def test_a_gpu_in_a_high_pci_domain_is_named_as_sysfs_and_nvml_name_it() -> None:
@@ -218,15 +178,6 @@ def test_a_gpu_that_is_lost_leaves_a_gap_in_the_numbers_not_another_gpu() -> Non
     assert ask(without).entries == ("0", "2", "3", "4", "5", "6", "7")
     with pytest.raises(NoSuchGpuError, match=r"no GPU 1; visible are 0 \(0000:07:00.0\), 2"):
         ask(without, gpus="1")
-
-
-def test_a_file_that_is_no_gpu_s_is_of_one_that_is_lost() -> None:
-    gpus = [replace(gpu, minor=None if gpu.index == 3 else gpu.index) for gpu in EIGHT.gpus]
-    lost = replace(EIGHT, gpus=tuple(replace(gpu, mig=()) for gpu in gpus))
-    of_rank = {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "5"}
-    assert ask(lost, granted="minor:2,minor:4,minor:5,minor:6", **of_rank).locality == "local"
-    with pytest.raises(UnsatisfiableError, match=r"does not list GPU 3, and CUDA may count"):
-        ask(lost, granted="minor:2,minor:3,minor:4,minor:5,minor:6", **of_rank)
 
 
 def named(index: int, uuid: str | None) -> ComputeDevice:

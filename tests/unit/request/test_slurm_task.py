@@ -152,16 +152,6 @@ def test_a_mask_stays_that_slurm_did_not_choose(mask: str, variables: str, why: 
         answer(Node(topology_of("dgx-a100")), parse_query(pairs), caller)
 
 
-@pytest.mark.parametrize("name", ["SLURM_MEM_BIND_TYPE", "SLURM_CPU_BIND_TYPE"])
-def test_a_binding_is_named_in_one_short_line(name: str) -> None:
-    environ = {**TASK_OF_TWO, name: "map_cpu\n" + "x" * 9999}
-    pairs = [("cpuset", "48"), *(("env", f"{key}={text}") for key, text in environ.items())]
-    with pytest.raises(BoundError) as refused:
-        answer(Node(topology_of("dgx-a100")), parse_query(pairs))
-    assert str(refused.value).isprintable()
-    assert len(str(refused.value)) < 200
-
-
 def test_a_task_that_sees_more_gpus_than_its_step_has_stays() -> None:
     """Nothing says which of them are the step's."""
     described = f"job=0,2 note=no seen=0,1,2,3/0,1,2,3 {BOTH}"
@@ -197,13 +187,6 @@ def test_masks_are_compared_without_offline_cpus() -> None:
     reply = answer(Node(topology), parse_query(pairs))
     assert format_list(reply.cpus) == "48-50"
     assert "Slurm bound the task to CPUs 48-50" in reply.ranks[0].reasons
-
-
-def test_a_task_that_inherited_the_slices_of_another_step_stays_where_it_is() -> None:
-    pairs = [("cpuset", "48-51"), ("env", "SLURM_CPU_BIND_LIST=0x1,0x2")]
-    pairs += [("env", f"{name}={text}") for name, text in TASK_OF_TWO.items()]
-    reply = answer(Node(topology_of("dgx-a100")), parse_query(pairs))
-    assert format_list(reply.allowed) == "48-51"
 
 
 TASK_OF_TWO = words("SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1")

@@ -7,7 +7,7 @@ import pytest
 
 from affinityd.cpuset import format_list
 from affinityd.errors import InvalidRequestError
-from affinityd.request.parameters import Request, parse_query, parse_request
+from affinityd.request.parameters import Request, parse_query
 from affinityd.request.task import TaskCpus
 from tests.support.tables import cases, rows, words
 
@@ -54,12 +54,6 @@ def told(request: Request) -> str:
 def test_the_scheduler_says_how_many_cpus_a_task_asked_for(environ: str, expected: str) -> None:
     numbers: dict[str, Any] = {name: int(text) for name, text in words(expected).items()}
     assert read(words(environ)).task.cpus == (TaskCpus(**numbers) if numbers else None)
-
-
-@pytest.mark.parametrize("environ", [BATCH, f"{BATCH} SLURM_STEP_ID=0"], ids=["script", "lone"])
-def test_the_ranks_of_a_script_or_a_lone_task_divide_what_it_asked_for(environ: str) -> None:
-    request = read(words(f"{environ} {PER_TASK}=8"), "rank=1")
-    assert (request.task.cpus, request.task.ranks) == (TaskCpus(tasks=1, of_job=8), None)
 
 
 @pytest.mark.parametrize(
@@ -111,19 +105,6 @@ def test_the_default_mode_takes_no_cpus_away(stated: str, mode: str) -> None:
     for query in [("env", "LOCAL_RANK=0")], []:
         request = parse_query([*words(stated).items(), *query])
         assert request.options.mode == mode
-
-
-def test_variables_choose_all_parameters_of_a_plan() -> None:
-    environ = (
-        "AFFINITYD_MODE=exclusive AFFINITYD_SCOPE=socket AFFINITYD_MULTITHREADING=single_logical "
-        "AFFINITYD_BALANCED=no AFFINITYD_STRICT=yes AFFINITYD_MIN_PHYSICAL_CORES=2 "
-        "AFFINITYD_MAX_PHYSICAL_CORES=4 AFFINITYD_SHARE="
-    )
-    stated = (
-        "mode=exclusive scope=socket multithreading=single_logical balanced=no strict=yes "
-        "min_physical_cores=2 max_physical_cores=4"
-    )
-    assert read(words(environ)).options == parse_request(words(stated).items()).options
 
 
 @pytest.mark.parametrize(
