@@ -36,9 +36,6 @@ TIMEOUT = 1.0  #: seconds that asking a daemon may take by default
 READING = 5  #: times as long may it take to read the machine without one
 
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
-MAX_REFUSAL = 1000  #: characters of one that are passed on
-CHUNK = 65536
-PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
 #: No process can listen there; None: a path that is too long for a socket, a host that is a name.
 ABSENT = (
@@ -162,7 +159,7 @@ def fetch(
     title, _, detail = text.strip().partition(": ")
     for refusal in refusals:
         if (status, title) == (refusal.status, refusal.title):
-            raise refusal(one_line(detail[:MAX_REFUSAL]))
+            raise refusal(one_line(detail[:1000]))
     if status != 200:  # noqa: PLR2004
         raise DaemonError(f"the daemon at {address} answered {status}: {quote(text.strip())}")
     return text
@@ -175,7 +172,7 @@ def connect(address: str, deadline: float) -> socket.socket:
         try:
             return _connect_once(address, timeout)
         except BlockingIOError:  # unix(7): the queue is full
-            time.sleep(PAUSE)
+            time.sleep(0.005)
 
 
 def _connect_once(address: str, timeout: float) -> socket.socket:
@@ -206,7 +203,7 @@ def get(connection: socket.socket, target: str, deadline: float, most: int = MAX
     answer = bytearray()
     while len(answer) <= most:
         connection.settimeout(_left(deadline))
-        part = connection.recv(CHUNK)
+        part = connection.recv(65536)
         if not part:
             break
         answer += part

@@ -17,18 +17,13 @@ from typing import NamedTuple
 
 from affinityd.cpuset import several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError, UnsatisfiableError
-from affinityd.request.environment import ASCEND, CUDA, VISIBLE, ZE_MASK
-from affinityd.text import quote
+from affinityd.request.environment import ASCEND, CUDA, MAX_ENTRIES, VISIBLE, ZE_MASK
+from affinityd.text import MAX_QUOTED, quote, whole_number
 from affinityd.topology.model import Gpu, Topology
 
 UUID_KINDS = ("GPU-", "MIG-")
 #: Intel's Max 1550 and 1350: each has two tiles.
 INTEL_TWO_TILES = ("8086:0bd5", "8086:0bd6", "8086:0bd7", "8086:0bd8")
-#: A MIG instance by its GPU's UUID and its numbers there: NVIDIA MIG User Guide, "CUDA Visible
-#: Devices"; so drivers before R470 name it.
-OLDER_MIG = r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+"
-MAX_DIGITS = 9  #: of an index that some machine could have
-INSTANCE = r"([0-9]+):([0-9]{1,3})"  #: 0:1 is instance 1 of GPU 0
 #: A domain has four digits or more as the kernel writes it, eight as NVML does.
 PCI_BUS_ID = r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 #: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
@@ -114,9 +109,10 @@ def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...
 
 
 def with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevice]:
-    """Return the devices whose UUIDs begin with a name; of an older one, the GPU's instance."""
+    """Return the devices whose UUIDs begin with a name."""
     devices = [device for device in nameable if (device.uuid or "").startswith(name)]
-    if not devices and (older := re.fullmatch(OLDER_MIG, name)):
+    # Drivers before R470 name an instance so: NVIDIA MIG User Guide, "CUDA Visible Devices".
+    if not devices and (older := re.fullmatch(r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+", name)):
         gpus = {device.gpu for device in nameable if device.gpu.uuid == older[1]}
         devices = [ComputeDevice(gpu, name) for gpu in gpus]
     return devices
@@ -125,12 +121,10 @@ def with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevic
 def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
     """Return the device that an index, UUID or PCI bus id names. Raises as `named`."""
     if is_number(entry):
-        index = int(entry) if len(entry) <= MAX_DIGITS else None
+        index = whole_number(entry, MAX_ENTRIES)
         if index is not None and index in seen.by_index:
             return seen.by_index[index]
-        raise NoSuchGpuError(
-            f"no GPU {entry if index is not None else quote(entry)}; {_present(seen)}"
-        )
+        raise NoSuchGpuError(f"no GPU {entry[:MAX_QUOTED]}; {_present(seen)}")
     if match := re.fullmatch(PCI_BUS_ID, entry.lower()):
         bus_id = f"{int(match[1], 16):04x}:{match[2]}"  # as the kernel writes it
         matches = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
@@ -172,7 +166,7 @@ def _present(seen: VisibleDevices) -> str:
 
 def at(everything: VisibleDevices, entry: str) -> ComputeDevice:
     """Return a listed device: an index, UUID or PCI bus id, or GPU 0's instance 1 as 0:1."""
-    if match := re.fullmatch(INSTANCE, entry):
+    if match := re.fullmatch(r"([0-9]+):([0-9]{1,3})", entry):
         gpu, number = device_named(everything, match[1]).gpu, int(match[2])
         return ComputeDevice(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
     return device_named(everything, entry)

@@ -33,7 +33,6 @@ MPS_PIPE, MPS_LIST = "CUDA_MPS_PIPE_DIRECTORY", "AFFINITYD_MPS_DEVICES"
 MPS_UNKNOWN = "unknown"  #: the daemon is another user's
 #: Vendors' variables that choose devices in an order that affinityd does not know, if by number.
 RENUMBERING = {"1da3": "HABANA_VISIBLE_MODULES", "8086": "ONEAPI_DEVICE_SELECTOR"}
-BY_VALUE = {CUDA, ASCEND}  #: given by their values alone
 #: About a plan, and no parameters of one.
 OF_PLAN = (CPUS, CHOOSE_GPU, GPU_ORDER)
 
@@ -158,7 +157,8 @@ def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
             del values[HIP]
         if values:
             return ";".join(
-                text if name in BY_VALUE else f"{name}={text}" for name, text in values.items()
+                text if name in {CUDA, ASCEND} else f"{name}={text}"
+                for name, text in values.items()
             )
     return None
 
