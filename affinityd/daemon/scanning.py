@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from affinityd.audit.document import ALL, COUNTS, AuditGpuDocument, document
 from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
 from affinityd.audit.remedies import RESCAN, reset_gpu
-from affinityd.audit.verdict import IS_GONE, LOST
+from affinityd.audit.verdict import FAR, IS_GONE, LOST
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobSeries
@@ -62,11 +62,13 @@ class Scanning:
 
 
 class AuditLog:
-    """Logs a line when a GPU is lost, one when it is there again, and each notice once."""
+    """Logs a line when a GPU is lost or used from far away, one when that is over; notices once."""
 
     def __init__(self) -> None:
         self._notices: Recent[str, None] = Recent()
-        self._lost: set[str] = set()  #: by PCI address: the index of one that is gone is another's
+        # By PCI address: the index of one that is gone is another's.
+        self._lost: set[str] = set()
+        self._far: set[str] = set()
 
     def scanned(self, scan: Scan, gpus: Sequence[AuditGpuDocument]) -> None:
         """Tell of a new scan; `gpus`: of its document of counts."""
@@ -85,6 +87,20 @@ class AuditLog:
         for address in sorted(self._lost - lost.keys()):
             log.info("not lost any more: the GPU at %s", address)
         self._lost = {*lost}
+        self._tell_far(gpus)
+
+    def _tell_far(self, gpus: Sequence[AuditGpuDocument]) -> None:
+        far: dict[str, str] = {}
+        for gpu in gpus:
+            if gpu.state == FAR and gpu.mismatch is not None:
+                causes = [cause for cause, number in gpu.mismatch.items() if number]
+                far[gpu.pci_bus_id] = f"{_name(gpu)}: {' and '.join(causes)}"
+        for address in sorted(far.keys() - self._far):
+            log.warning("used from far away: %s; see affinityd audit", far[address])
+        unseen = {gpu.pci_bus_id for gpu in gpus if not gpu.audited}
+        for address in sorted(self._far - far.keys() - unseen):
+            log.info("no longer used from far away: the GPU at %s", address)
+        self._far = far.keys() | self._far & unseen
 
 
 def _name(gpu: Gpu | AuditGpuDocument) -> str:

@@ -11,6 +11,9 @@ from tests.support.scans import GPU0, Audit, audit, process, scanned
 
 NONE = audit()
 FAR = audit(process(1, cause="mask", placement="remote"))
+IS_FAR = "WARNING: used from far away: nvidia GPU 0 (0000:10:00.0): mask; see affinityd audit"
+IS_NEAR = "INFO: no longer used from far away: the GPU at 0000:10:00.0"
+UNSEEN = audit(unknown={GPU0: "silent"})
 LOST = audit(unknown={GPU0: "silent"}, lost=frozenset([GPU0]))
 SILENT = "nvidia GPU 0 (0000:10:00.0): silent"
 WAS_LOST = f"ERROR: lost or hung: {SILENT}; {reset_gpu('0000:10:00.0')}"
@@ -29,7 +32,8 @@ A_LOST_PART = Audit(PARTS, LOST.scan)
 @pytest.mark.parametrize(
     ("audits", "lines"),
     [
-        ([FAR, NONE], []),
+        ([FAR, FAR, NONE], [IS_FAR, IS_NEAR]),
+        ([FAR, UNSEEN, FAR, UNSEEN, NONE], [IS_FAR, IS_NEAR]),
         ([LOST, LOST, NONE], [WAS_LOST, FOUND]),
         ([LOST, SECOND_ALONE, SECOND_ALONE, NONE], [WAS_LOST, FOUND]),  # indices shift
         ([LOST, BOTH_LOST], [WAS_LOST, SECOND_GONE]),
