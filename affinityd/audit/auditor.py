@@ -112,10 +112,10 @@ class Auditor:
             gpu: f"{number} of its processes were not scanned: the time limit was reached"
             for gpu, number in walk.late.items()
         }
-        hidden = {it.gpu: HIDDEN for it in walk.unseen if it not in gone}
+        hidden = {holding.gpu: HIDDEN for holding in walk.unseen if holding not in gone}
         unknown = {**late, **hidden, **held.unknown}
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
-        running = [it for it in found if it.facts.threads and not it.is_daemon]
+        running = [process for process in found if process.facts.threads and not process.is_daemon]
         scan = Scan(
             time=now,
             seconds=0.0,
@@ -127,7 +127,7 @@ class Auditor:
             # If a GPU's processes are not known, a tree may have its ranks: then no tree is moved.
             tree_tops={} if unknown else tree_tops(found, self._proc),
             # Not `boot`: to ask a driver takes seconds at some scans.
-            waits=self._waits.look([it.facts for it in running], processes, since_boot()),
+            waits=self._waits.look([process.facts for process in running], processes, since_boot()),
             users=self._users.look({it.facts.uid for it in found if it.facts.uid is not None}),
             memory=self._memory.look(
                 {
@@ -135,7 +135,7 @@ class Auditor:
                     for it in running
                     if it.facts.holding is not None
                 },
-                {it.facts.pid: it.facts.uid for it in found},
+                {process.facts.pid: process.facts.uid for process in found},
             ),
             counts_waits=self._waits.counts,
             lost=held.lost,
@@ -190,7 +190,7 @@ class ScanRecords:
         found = scan.processes
         used = self._cpu_time.book(found, scan.near, scan.boot, scan.waits, scan.unknown)
         # A mismatch goes on while the processes of its GPU cannot be seen.
-        far = {gpu for it in found if it.is_mismatch for gpu in it.facts.gpus}
+        far = {gpu for process in found if process.is_mismatch for gpu in process.facts.gpus}
         going_on = far | (self._since.keys() & scan.unknown.keys())
         self._since = {gpu: self._since.get(gpu, scan.time) for gpu in going_on}
         minute = int(scan.boot // MINUTE)

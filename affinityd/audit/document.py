@@ -218,9 +218,9 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
         "mismatch": _counted(CAUSES, (process.cause for process in processes)),
         "orphans": sum(process.orphan is not None for process in processes),
         "waiting": _counted(WAIT_CAUSES, (scan.waits[pid].cause for pid in waiting)),
-        "far_memory": _counted(MEMORY_REMEDIES, (it.cause for it in memory if it.is_notable())),
-        "host_memory_bytes": {place: sum(it.placed[place] for it in memory) for place in PLACES},
-        "host_memory_pinned_far_bytes": sum(it.pinned_far for it in memory),
+        "far_memory": _counted(MEMORY_REMEDIES, (one.cause for one in memory if one.is_notable())),
+        "host_memory_bytes": {place: sum(one.placed[place] for one in memory) for place in PLACES},
+        "host_memory_pinned_far_bytes": sum(one.pinned_far for one in memory),
     }
     return AuditGpuDocument(
         vendor=gpu.vendor,

@@ -147,7 +147,7 @@ def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[
     holder of other GPUs, and most of its children lead to holders, not to ranks without a GPU yet.
     """
     holders = [it for it in processes if it.facts.holding is not None and it.facts.threads]
-    if not any(it.is_mismatch for it in holders):
+    if not any(holder.is_mismatch for holder in holders):
         return {}
     kin_of = cache(partial(_kin, proc=proc))
     gpus_below: defaultdict[int, set[frozenset[GpuKey]]] = defaultdict(set)

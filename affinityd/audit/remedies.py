@@ -50,7 +50,7 @@ class Remedies:
     def __init__(self, topology: Topology, scan: Scan) -> None:
         self._scan = scan
         self._holders = {it.facts.pid: it for it in scan.processes if it.facts.holding is not None}
-        self._with_workers = {it.facts.holder for it in scan.processes}
+        self._with_workers = {process.facts.holder for process in scan.processes}
         self._unlike = {
             target.facts.pid
             for process in scan.processes

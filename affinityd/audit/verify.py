@@ -129,9 +129,9 @@ def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Ver
 
 def matches(verifications: Sequence[Verification]) -> bool | None:
     """Return whether all processes are near their GPUs; None: that is not known."""
-    if any(it.mismatches for it in verifications):
+    if any(each.mismatches for each in verifications):
         return False
-    return True if all(it.is_judged for it in verifications) else None
+    return True if all(each.is_judged for each in verifications) else None
 
 
 def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence[Verification]:
@@ -139,7 +139,7 @@ def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence
 
     `options`: with these a pin finds the same GPUs.
     """
-    far = [it for it in verifications if it.far]
+    far = [each for each in verifications if each.far]
     is_tree = len(far) > 1
     first = verifications[0] if is_tree or not far else far[0]
     facts = first.process.facts

@@ -153,7 +153,7 @@ class WaitMeter:
             waited = sum(time.waited for time in times.values())
             limit, folder = self._limit(waiter, since, look)
             waiting = {tid for tid, time in times.items() if time.waited > NOTABLE * seconds}
-            masks = [it.mask for it in waiter.threads if it.tid in waiting]
+            masks = [thread.mask for thread in waiter.threads if thread.tid in waiting]
             cpus = frozenset[int]().union(*masks) or waiter.cpus
             of_process = waiter.cpu_ticks - (waiter_before.cpu_ticks if waiter_before else 0)
             has_short_lived = of_process > (1 + SHORT_LIVED_PART) * sum(ran) + LEAST_TICKS

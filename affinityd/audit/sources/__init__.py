@@ -121,7 +121,7 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
         least = (held[0].memory_bytes or 0) / 4
         used = [it for it in held if it.memory_bytes is None or it.memory_bytes >= least]
         first = min(used, key=lambda it: (it.gpu[1], it.gpu[0]))
-        beside = sorted({it.gpu for it in used} - {first.gpu})
+        beside = sorted({holding.gpu for holding in used} - {first.gpu})
         found.append(replace(first, pid=pid, beside=tuple(beside)))
     return tuple(found)
 
