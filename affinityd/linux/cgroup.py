@@ -231,11 +231,6 @@ def cpus_listed_in(path: str) -> CpuSet:
         return frozenset()
 
 
-def own_cpu_limit() -> int | None:
-    """Return the CPU limit of this process, in a cgroup namespace or not, as `cpu_limit`."""
-    return Cgroups.of(os.getpid()).cpu_limit()
-
-
 def _exclusive(folder: str, cpus: int) -> int | None:
     """Return the number of CPUs of a cpuset, if a cgroup's weight is of as many.
 

@@ -21,7 +21,7 @@ from affinityd.client.remarks import summary
 from affinityd.config.removed import REMOVED_COMMANDS, refusal
 from affinityd.cpuset import CpuSet, several
 from affinityd.errors import AffinityError, InvalidRequestError
-from affinityd.linux.cgroup import own_cpu_limit
+from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.files import environment_of
 from affinityd.request.environment import Pairs
 from affinityd.request.process_plan import ProcessPlan
@@ -216,7 +216,10 @@ def _keep(
         )
         lines += remarks
         threads = plan.threads if options.threads else None
-    for line in (*lines, *apply.threads_to_start(cpus, own_cpu_limit(), threads)):
+    for line in (
+        *lines,
+        *apply.threads_to_start(cpus, Cgroups.of(os.getpid()).cpu_limit(), threads),
+    ):
         say(f"{NAME}: {line}")
 
 
