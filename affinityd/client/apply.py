@@ -45,8 +45,7 @@ UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
 def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
     """Return the mask of this process if affinityd has pinned it before, for the same task.
 
-    A process that names parameters of a plan, `chosen`, is planned anew, but GPUs are not chosen
-    twice.
+    With parameters of a plan, `chosen`, it is planned anew, but GPUs are not chosen twice.
     """
     is_kept = not chosen or (chosen.keys() <= CHOICE and GPUS in os.environ)
     if not is_kept or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
@@ -66,10 +65,9 @@ def apply_plan(
 ) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
     """Apply a plan to the calling thread, and to the environment of its children.
 
-    `chosen` are the parameters of the plan; `policy`, `libraries` and `variables` are as for
-    `add_to_pin`. Returns the mask as read back, the memory policy as there, and what is not as it
-    was asked for, a line each. Raises ApplyError where the kernel refuses all of its CPUs, and
-    where nothing says which CPUs are near.
+    `chosen` are the parameters of the plan; the others are as for `add_to_pin`. Returns the mask as
+    read back, the memory policy as there, and remarks. Raises ApplyError where the kernel refuses
+    all of its CPUs, and where nothing says which CPUs are near.
     """
     if plan.locality == "unknown":
         raise ApplyError(UNKNOWN_PLACE)
@@ -160,8 +158,7 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
 def threads_to_start(cpus: CpuSet, limit: int | None, number: int | None) -> Iterator[str]:
     """Yield a line if libraries of this process will start more threads than it has CPUs.
 
-    `limit` is that of its container. `number`: what OMP_NUM_THREADS becomes, at most, where it is
-    not set; None: it stays so.
+    `limit` is that of its container. `number`: what OMP_NUM_THREADS becomes, at most, if unset.
     """
     usable = len(cpus) if limit is None else min(limit, len(cpus))
     if number is not None and not os.environ.get(OMP_THREADS):

@@ -53,9 +53,8 @@ def find_plan(
 ) -> ProcessPlan:
     """Return the plan of the process that the query is about; times as for `within`.
 
-    If it `forks`, as a process of one thread may, a child reads the machine's files, since
-    execve(2) waits for threads that the kernel holds; else it is to be called `within`. Raises
-    AffinityError.
+    If it `forks`, as a process of one thread may, a child reads the machine's files: execve(2)
+    waits for threads that the kernel holds. Else call it `within`. Raises AffinityError.
     """
     trouble = None  # of the first daemon: the second had no time
     for path in sockets:
@@ -135,11 +134,10 @@ def fetch(
     refusals: Sequence[type[AffinityError]] = REFUSALS,
     most: int = MAX_ANSWER,
 ) -> str:
-    """Return a daemon's answer at a path, of at most `most` bytes.
+    """Return a daemon's answer at a path, of at most `most` bytes, by a time of time.monotonic.
 
-    `deadline` is of time.monotonic. Raises NoDaemonError where no process listens, DaemonError if
-    the server is too slow, fails, or is no affinityd, and that of `refusals` with which the daemon
-    refuses the request.
+    Raises NoDaemonError where no process listens, DaemonError if the server is too slow, fails, or
+    is no affinityd, and that of `refusals` with which the daemon refuses the request.
     """
     try:
         with connect(address, deadline) as connection:

@@ -147,10 +147,7 @@ def bind_process(
     timeout: float = TIMEOUT,
     libraries: str | None = None,
 ) -> Binding:
-    """Plan for this process, and apply that if the switch is on. Raises AffinityError.
-
-    `libraries` are told their RDMA devices; None: those that AFFINITYD_NICS names.
-    """
+    """Plan for this process, and apply that if the switch is on. Raises AffinityError."""
     _require_linux()
     start, switch = time.monotonic(), config.chosen_switch()
     if switch == config.OFF:
@@ -216,11 +213,7 @@ def _unbound(*reasons: str) -> Binding:
 
 
 def _pin_threads(cpus: CpuSet, main: CpuSet, before: CpuSet) -> Iterator[str]:
-    """Pin the threads of this process; yield what is not as it should be.
-
-    `main` was the main thread's mask, and `before` all that the process had. Threads with a mask of
-    their own are left alone.
-    """
+    """Pin the threads of this process, whose main one had the mask `main`; yield remarks."""
 
     def rule(mask: CpuSet, given: Collection[CpuSet]) -> str:
         is_own = pinning.is_on_purpose(mask, {main, *given}, before)
@@ -251,10 +244,9 @@ def _pin_threads(cpus: CpuSet, main: CpuSet, before: CpuSet) -> Iterator[str]:
 
 
 def worker_init_fn(worker_id: int) -> None:
-    """Give a worker of PyTorch's DataLoader the CPUs of its training process.
+    """Give a worker of PyTorch's DataLoader the CPUs of its training process, if that is bound.
 
-    Workers inherit them, but OpenMP runtimes change them after a fork. Does nothing where
-    the process was not bound: a variable alone may come from another job's shell.
+    Workers inherit them, but OpenMP runtimes change them after a fork.
     """
     try:
         cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
@@ -327,12 +319,10 @@ def set_affinity(
     `gpu_id` is the GPU's index as this process sees it, and its rank among `nproc_per_node`
     processes of one GPU each, which divide the cores among themselves.
 
-    Deviations are told by `warnings.warn`: a process that may use no CPU near its GPU gets the
-    nearest that it may use, and one for which there is no plan stays as it is. NVIDIA's package
-    raises GPUAffinityError there, on every rank.
-
-    Raises AffinityError (also as GPUAffinityError) for its arguments: where there is no such GPU
-    or rank, a wrong word, or fewer cores than a `min_physical_cores` that is given.
+    Where NVIDIA's package raises GPUAffinityError for the machine's state, `warnings.warn` says so:
+    a process without a CPU near its GPU gets the nearest, one without a plan stays as it is. Raises
+    AffinityError (also as GPUAffinityError) for its arguments: where there is no such GPU or rank,
+    a wrong word, or fewer cores than a `min_physical_cores` that is given.
     """
     parameters = {
         "gpus": f"0-{nproc_per_node - 1}",

@@ -122,10 +122,7 @@ def plan_request(node: Node, request: Request, caller: Caller | None = None) -> 
 
 
 def _with_instances(node: Node) -> Node:
-    """Return this machine's node with the MIG instances that NVML lists now.
-
-    Raises NoSuchGpuError where NVML does not answer.
-    """
+    """Return this machine's node with NVML's MIG instances. Raises NoSuchGpuError without it."""
     from dataclasses import replace
 
     from affinityd.discovery.machine import Machine

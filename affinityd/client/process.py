@@ -118,10 +118,7 @@ class ProcessContext:
         return cpuset_of(self.pid)
 
     def query(self, chosen: Mapping[str, str], cpus: CpuSet, switch: str = config.ON) -> Pairs:
-        """Return the query for a plan of the process on these CPUs.
-
-        `chosen` are parameters and, in capitals, variables; they override the process's own.
-        """
+        """Return the query for a plan on these CPUs; chosen variables are in capitals."""
         parameters = {"cpuset": format_list(cpus)}
         if switch == config.OBSERVE:
             parameters["observe"] = format_list(cpus)
@@ -144,10 +141,7 @@ class ProcessContext:
     def _limits(
         self, environ: Mapping[str, str], cpus: CpuSet, *, is_choice: bool
     ) -> Mapping[str, str | None]:
-        """Return the variables of the CPUs that it is limited to; None: such a one is not sent.
-
-        For a choice of GPUs it counts whatever bound it, as a script of the rank, also unseen.
-        """
+        """Return the variables of the CPUs that it is limited to; None: such a one is not sent."""
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_pinned = limit != cpus
         if is_pinned:  # the cpuset may have shrunk since that pin, or be another one
@@ -289,8 +283,7 @@ def mps_daemon(
 ) -> Mapping[str, str] | None:
     """Return the environment of the MPS daemon of a process of a user; None: there is no daemon.
 
-    It is root's, whose list other users do not know, or the user's own: any user may make
-    MPS_FOLDER, which has its socket and its pid.
+    It is root's, whose list other users do not know, or the user's own.
     """
     folder = root + (environ.get(environment.MPS_PIPE) or MPS_FOLDER)
     control = _status(f"{folder}/control")

@@ -173,10 +173,7 @@ def at(everything: VisibleDevices, entry: str) -> ComputeDevice:
 
 
 def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
-    """Return the devices a variable's value leaves visible; None: unset, so all granted ones.
-
-    Indices count in `by_index`, UUIDs name any that is `nameable`.
-    """
+    """Return the devices a variable's value leaves visible; None: unset, so all granted ones."""
     if value is None:
         return granted
     vendors = {device.gpu.vendor for device in granted.by_index.values()}
@@ -273,10 +270,7 @@ def _strtoul(entry: str) -> int:
 
 
 def _by_uuid(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:
-    """Return the devices that UUIDs or unique prefixes name; blanks are part of an entry.
-
-    The list ends at the first that is of another kind, or names none or several.
-    """
+    """Return the devices that UUIDs name, up to the first that names none or several."""
     kind = entries[0][: len("GPU-")]
     names = list(takewhile(lambda entry: entry.startswith(kind), entries))
     matches = (with_uuid(name, seen.nameable) for name in names)

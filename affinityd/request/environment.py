@@ -261,10 +261,7 @@ def is_alone(environ: Environment, rank: Rank) -> bool:
 
 
 def slurm_tasks(environ: Environment) -> int | None:
-    """Return how many tasks a Slurm step has on this node; None: unknown.
-
-    SLURM_GTIDS lists their numbers. SLURM_STEP_TASKS_PER_NODE is like 4(x2),3.
-    """
+    """Return how many tasks a Slurm step has on this node, by SLURM_GTIDS, else by 4(x2),3."""
     listed = environ.get("SLURM_GTIDS")
     if listed:
         tasks_here = listed.split(",")
@@ -296,10 +293,7 @@ def job_cpus(environ: Environment) -> int | None:
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
-    """Return the CPUs to plan a process on: its mask, or what an earlier pin was planned on.
-
-    To divide a mask that affinityd set would shrink it at every pin.
-    """
+    """Return a process's mask, or, if affinityd set that, the CPUs that it was planned on."""
     pinned, allowed = read_cpus(environ, CPULIST), read_cpus(environ, ALLOWED)
     return allowed if pinned == mask and pinned <= allowed else mask
 

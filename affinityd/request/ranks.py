@@ -71,11 +71,7 @@ def warned(planned: Planned, *warnings: PlanWarning) -> Planned:
 
 
 def plan_ranks(resolved: Resolved) -> Planned:
-    """Plan the ranks of a task, by its own devices and its job's. Raises AffinityError.
-
-    They are its own, dealt again from the first if there are more `ranks` than GPUs. Or, for a task
-    of a job: the job's GPUs, each as often as tasks share one.
-    """
+    """Plan the ranks of a task, by its own devices and its job's. Raises AffinityError."""
     node, task, options = resolved.node, resolved.task, resolved.request.options
     own, job, ranks = resolved.entries, resolved.job, task.ranks
     if job and not (ranks is not None and MODES[options.mode].by_rank):
@@ -120,10 +116,9 @@ def plan_ranks(resolved: Resolved) -> Planned:
 
 
 def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
-    """Return the GPUs that the ranks of a node are assumed to use, where all see the same ones.
+    """Return the GPUs that ranks are assumed to use, where all see the same ones: in turns.
 
-    They take turns; fewer ranks than GPUs have a block each; or it is as AFFINITYD_GPU_ORDER says.
-    Raises BoundError where that assumes nothing, or has what is no GPU here.
+    Fewer ranks than GPUs have a block each; or AFFINITYD_GPU_ORDER says it. Raises BoundError.
     """
     entries, listed = resolved.entries, resolved.task.gpu_order
     gpus = len(entries)
@@ -222,8 +217,8 @@ def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
 def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
     """Return the CPUs that the launcher gave each rank of a node; (): it bound none of several.
 
-    A pin that affinityd made of the launcher's list counts as what the list has: other ranks may
-    not be pinned, and all choose alike. Raises UnsatisfiableError where they are not known.
+    A pin of affinityd counts as what the launcher's list has: all choose alike, also those that are
+    not pinned. Raises UnsatisfiableError where they are not known.
     """
     task, online = resolved.task, resolved.node.topology.online
     cpus = online & resolved.cpuset
@@ -251,10 +246,7 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
 
 
 def _variables_of(resolved: Resolved, own: Sequence[Entry]) -> dict[str, str]:
-    """Return the variables that leave a rank these GPUs, by their numbers as its driver counts.
-
-    A note of the job, or a variable of the container, hides no GPU from the driver.
-    """
+    """Return the variables that leave a rank these GPUs, by their numbers as its driver counts."""
     task = resolved.task
     numbers = [int(name) for name, _ in own]
     unhidden = replace(task, granted=task.opened, nvidia_visible=None)
@@ -325,8 +317,7 @@ def _of_allotment(
 ) -> tuple[Options, dict[int | None, int]]:
     """Return a demand that is a part of an allotment, for each rank and for those of a home node.
 
-    A rank asks for no more than a GPU's part of the machine's cores. Where a task does not see the
-    GPUs of the others, these may all be of its own home node.
+    Where a task does not see the GPUs of the others, these may all be of its own home node.
     """
     cpus = min(options.cpus or 1, cores_of_gpu(node.topology))
     sees_all = len(entries) >= tasks
@@ -356,8 +347,7 @@ def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
 def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[Entry, ...]:
     """Return the GPUs of a task's job, by the node's numbering; (): they are not known.
 
-    So it is if a note has others than are here, or others than the caller's own. Raises
-    InvalidRequestError or NoSuchGpuError if a caller states such a job.
+    So it is for a note that does not fit; for one that a caller states an error is raised.
     """
     try:
         job = named(all_devices(topology), task.job) if task.job else ()
@@ -395,10 +385,7 @@ def places_of(entry: Entry, job: Sequence[Entry]) -> list[int]:
 
 
 def asked_cpus(node: Node, task: Task, allowed: CpuSet, tasks: int) -> int | None:
-    """Return how many logical CPUs each of the tasks on these CPUs asked for; None: unknown.
-
-    A container's number counts in full, but for that of all of the node: that is no limit.
-    """
+    """Return how many logical CPUs each of the tasks on these CPUs asked for; None: unknown."""
     asked = task.cpus
     if asked is None:
         return None
@@ -419,8 +406,7 @@ def at_most_of_whole_node(
 ) -> int:
     """Return `each`, at most a GPU's part of the cores where a job has the machine for itself.
 
-    Then its CPUs were not counted out. A few cores may be kept from it (Slurm's CoreSpecCount), and
-    all second threads of cores (--hint=nomultithread).
+    A few cores may be kept from it (CoreSpecCount), and second threads (--hint=nomultithread).
     """
     cores = usable(topology.cores, usable_cpus)
     lacking = sum(cpus.isdisjoint(core.cpus) for core in cores)

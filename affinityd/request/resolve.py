@@ -103,10 +103,7 @@ def process_plan(reply: Reply) -> ProcessPlan:
 
 
 def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
-    """Plan one request: devices meant, CPUs allowed, plan.
-
-    `caller` is None where it is not known. Raises AffinityError.
-    """
+    """Plan one request. Raises AffinityError."""
     return checked(node, plan_reply(node, request, caller))
 
 
@@ -190,10 +187,7 @@ def _far_nics(
 
 
 def _cpuset(stated: CpuSet | None, caller: Caller | None, topology: Topology) -> tuple[CpuSet, str]:
-    """Return the CPUs to plan on, never wider than the caller's cpuset, and their source.
-
-    Raises UnsatisfiableError where the stated ones have no CPU of that.
-    """
+    """Return the CPUs to plan on, and their source. Raises UnsatisfiableError if there are none."""
     if stated is None:
         return (caller.mask, "caller") if caller else (topology.online, "node")
     if caller is None or caller.cpuset is None:

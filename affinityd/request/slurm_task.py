@@ -66,10 +66,7 @@ class StepTask:
 
 
 def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
-    """Plan a task of a step by its mask, and by the devices that it sees and its job's.
-
-    Raises AffinityError; BoundError where the user has narrowed the mask.
-    """
+    """Plan a task of a step. Raises AffinityError; BoundError where its mask is the user's."""
     node, visible, within = resolved.node, resolved.entries, resolved.within
     is_bound = has_bound_gpus(task, visible)
     dealt = (visible,) * task.tasks if is_bound else deal_gpus(resolved, task.tasks)
@@ -99,10 +96,7 @@ def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
 
 
 def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
-    """Return the GPUs of a task's job; (): they are not known.
-
-    Raises UnsatisfiableError where nothing says which of those that it sees its step has.
-    """
+    """Return the GPUs of a task's job; (): they are not known. Raises UnsatisfiableError."""
     job = resolved.job
     if not job:
         check_step_gpus(task, resolved.entries)
@@ -117,8 +111,7 @@ def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
 def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
     """Return the slice of each task; (): they have none.
 
-    It is the rule which tasks have slices; task.py has left those that the user bound, and those of
-    which it is not known how many there are. Raises BoundError where the user has narrowed the
+    task.py has left tasks that the user bound. Raises BoundError where the user has narrowed the
     mask, or where the list cannot be the step's.
     """
     online, within = resolved.node.topology.online, resolved.within
@@ -169,8 +162,7 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
 def _dealt_before(step: StepTask, slices: tuple[CpuSet, ...]) -> CpuSet | None:
     """Return what a task has that was pinned before; None: it was not.
 
-    It does not depend on the GPUs that a script in the task has chosen since, nor on CPUs that have
-    gone offline: the other tasks keep what they were dealt, too.
+    The others keep what they were dealt, whichever GPUs a script in this one has chosen since.
     """
     task, mask, online = step.task, step.resolved.mask, step.resolved.node.topology.online
     allowed = task.allowed & online
@@ -226,10 +218,7 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
 
 
 def _beside_neighbors(step: StepTask, options: Options, allowed: CpuSet) -> Plan:
-    """Plan a task on the CPUs near its GPUs, which the tasks of one home node share.
-
-    They ask together for the CPUs of so many of the step's tasks as the node has of the job's GPUs.
-    """
+    """Plan a task on the CPUs near its GPUs, which the tasks of one home node ask for together."""
     node, topology = step.resolved.node, step.resolved.node.topology
     if MODES[options.mode].unique:
         options = replace(options, mode="all")  # of the scope
@@ -256,11 +245,7 @@ def _beside_neighbors(step: StepTask, options: Options, allowed: CpuSet) -> Plan
 
 
 def _tasks_at(step: StepTask, home: int | None, home_of: Mapping[Entry, int | None]) -> int:
-    """Return how many tasks have GPUs of a home node, by the home nodes of all GPUs.
-
-    It is the node's part of them, at most all. If all see the same GPUs, it is at least those that
-    have them.
-    """
+    """Return how many tasks have GPUs of a home node, by the home nodes of all GPUs."""
     tasks, homes = step.task.tasks, list(home_of.values())
     if step.is_bound:  # a step with a part of the job's GPUs may have all of them here
         of_step = min(step.task.step_gpus or len(homes), len(homes))
@@ -274,7 +259,6 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
     """Return the plan of all ranks that divide the CPUs, of which the task has its GPUs' blocks.
 
     None where no block keeps other tasks out, is near, and has as many CPUs as were asked for.
-    Without a note of the job's GPUs all GPUs of the node have blocks.
     """
     task, node, own = step.task, step.resolved.node, step.own
     job, dividing = step.job, replace(options, cpus=None)
@@ -306,10 +290,7 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
 
 
 def _least_cores(step: StepTask, options: Options, allowed: CpuSet) -> int:
-    """Return the fewest cores of a block: those asked for, as far as these are whole ones.
-
-    The user may want fewer: a core, or no more than a number of cores.
-    """
+    """Return the fewest cores of a block: those asked for, if the user does not want fewer."""
     mode = MODES[options.mode]
     wants_fewer = not (mode.counts and mode.widens) or options.max_physical_cores is not None
     if wants_fewer or options.cpus is None:

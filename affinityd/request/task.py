@@ -260,10 +260,7 @@ def _slice_of(
 
 
 def _bound_by(environ: Environment, launched: Rank | None) -> str | None:
-    """Return why a task of a Slurm step is left alone: the user's option; None: it is not.
-
-    Slurm writes the masks that it chooses with 0x, a user's own without.
-    """
+    """Return why a task of a Slurm step is left alone: the user's option; None: it is not."""
     if "SLURM_STEP_ID" not in environ:
         return None
     kind = environ.get("SLURM_CPU_BIND_TYPE", "")
@@ -291,10 +288,7 @@ def _has_slurm_masks(environ: Environment) -> bool:
 
 
 def _bind_list(environ: Environment) -> tuple[CpuSet, ...]:
-    """Return the CPUs of each task that srun lists: 0xf*4, or numbers.
-
-    Raises InvalidRequestError.
-    """
+    """Return the CPUs of each task that srun lists: 0xf*4, or numbers. Raises as `read_masks`."""
     is_map = environ.get("SLURM_CPU_BIND_TYPE", "").startswith("map_cpu")
     masks: list[CpuSet] = []
     try:
@@ -310,8 +304,7 @@ def _bind_list(environ: Environment) -> tuple[CpuSet, ...]:
 def read_masks(environ: Environment, task: Task) -> Task:
     """Return a task with the CPUs of all ranks of its node, or why they are not known.
 
-    Slurm lists them. Other launchers do not: if they bound this rank, they bound others otherwise.
-    Raises InvalidRequestError.
+    Slurm lists them. Other launchers do not. Raises InvalidRequestError.
     """
     rank = env.local_rank(environ)
     if rank is None or env.is_alone(environ, rank) or env.GPUS in environ:
@@ -352,11 +345,7 @@ def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None
 
 
 def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
-    """Return the GPUs of the job on this node, in its own numbering, where they are known.
-
-    A site sets AFFINITYD_JOB_GPUS. Steps inherit Slurm's variable from the batch script, where
-    alone it is right.
-    """
+    """Return the GPUs of the job on this node, in its own numbering, where they are known."""
     in_script = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
     gpus = environ.get(env.JOB_GPUS) or in_script
     return tuple(gpus.split(",")) if gpus else None
@@ -372,10 +361,9 @@ def _granted(environ: Environment, task: Task) -> str | None:
 
 
 def _kept_apart(environ: Environment, task: Task, rank: Rank, options: Options) -> Task | None:
-    """Return a rank that sees a GPU that its siblings do not, apart from their cores.
+    """Return a rank that alone sees its single GPU, apart from its siblings' cores; None: else.
 
-    None: it does not. It is a single GPU, unless the container has no other: that is the siblings',
-    too. The cores are divided by the job's GPUs, if known; else by each GPU's own block.
+    The cores are divided by the job's GPUs, if known; else by each GPU's own block.
     """
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return None
@@ -467,8 +455,7 @@ def _of_container(
 ) -> tuple[ComputeDevice, ...] | None:
     """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
 
-    That is if it lists none (`all`, a folder), or not only granted ones: a runtime that takes
-    devices from elsewhere (CDI) leaves it as the image has it.
+    That is if it lists none (`all`, a folder), or not only granted ones (CDI).
     """
     try:
         wanted = {at(everything, entry.strip()) for entry in listed.split(",")}
