@@ -23,7 +23,13 @@ from tests.support.children import program
 from tests.support.daemons import PATIENCE
 from tests.support.machines.by_hand import made
 
-BUSY = "print('ready', flush=True)\nwhile True: pass"
+#: Computes until its parent ends: that of some is a shell, which no test ends.
+BUSY = """
+import ctypes
+ctypes.CDLL(None).prctl(1, 9)
+print('ready', flush=True)
+while True: pass
+"""
 #: Of no kin: siblings count as one job.
 ANOTHER = ("sh", "-c", '"$@" & wait', "sh")
 #: Nothing is asked about its GPU.
