@@ -137,6 +137,8 @@ def test_nodes_and_their_cpus(tmp_path: Path, files: str, expected: str) -> None
     numbers = [node.number for node in topology.nodes]
     nodes = (f"{number}:{format_list(topology.cpus_of_node(number))}" for number in numbers)
     assert [*nodes] == expected.split()
+    named = [notice for notice in topology.notices if "treated as one" in notice]
+    assert len(named) == (None in numbers)
 
 
 NO_MORE = "node1/cpulist="
@@ -157,14 +159,3 @@ NO_MORE = "node1/cpulist="
 def test_distances(tmp_path: Path, files: str, expected: dict[int, dict[int, int]]) -> None:
     nodes = read_nodes(tmp_path, files).nodes
     assert {node.number: node.distances for node in nodes if node.number is not None} == expected
-
-
-@pytest.mark.parametrize(
-    ("files", "notice"),
-    [
-        ("", "The kernel shows no NUMA nodes: all CPUs are treated as one node"),
-        ("node1/cpulist=1,3", "CPUs 0,2 are in no NUMA node: treated as one, far from all others"),
-    ],
-)
-def test_notices_name_cpus_without_a_node(tmp_path: Path, files: str, notice: str) -> None:
-    assert notice in read_nodes(tmp_path, files).notices

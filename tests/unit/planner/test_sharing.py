@@ -52,9 +52,7 @@ def node(name: str) -> Topology:
     ("asked", "share"),
     [
         ("", "node"),
-        ("cpuset=0-4095", "node"),
         ("cpuset=1-79", "requested"),
-        ("share=requested", "requested"),
         ("share=node cpuset=1-79", "node"),
         *((f"mode={mode}", "node") for mode in ("unique_interleaved", "single_unique")),
         ("mode=exclusive", "node"),
@@ -65,7 +63,6 @@ def node(name: str) -> Topology:
         ("mode=core_complex gpus=0,0", "requested"),
         # The caller's mask may lack what is reserved, and no more.
         ("mask=0-79", "node"),
-        ("mask=2-79 reserved=0-1", "node"),
         ("mask=2-79 reserved=0-2", "node"),
         ("mask=2-79 reserved=0", "requested"),
     ],
