@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from affinityd.config.settings import Settings
 from affinityd.daemon.api.peers import Connections, PeerProtocol
-from affinityd.daemon.state import pause
+from affinityd.daemon.state import pause, until_multiple
 from affinityd.daemon.state.topology_watcher import notify
 from affinityd.errors import FatalError, ListenError
 from affinityd.linux.processes import credentials
@@ -66,7 +66,7 @@ class Listeners:
         """
         while self.is_reachable():
             notify("WATCHDOG=1")
-            await asyncio.sleep(CHECK_SECONDS)
+            await asyncio.sleep(until_multiple(CHECK_SECONDS))
         raise FatalError(f"{self.path} is gone, or another process's")
 
 
@@ -206,7 +206,7 @@ class Server(uvicorn.Server):
         """
         while not self.should_exit:
             await self.on_tick(0)
-            await pause(self._end, CHECK_SECONDS)
+            await pause(self._end, until_multiple(CHECK_SECONDS))
 
     def end(self) -> None:
         """Answer the pending requests and end. What is late by then is no error."""

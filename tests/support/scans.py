@@ -62,8 +62,8 @@ def audit(*processes: AuditedProcess, **changes: Any) -> Audit:  # noqa: ANN401 
     return Audit(MACHINE, scan(*processes, **changes))
 
 
-def scanned(*audits: Audit, **settings: Any) -> tuple[Scanning, list[ScanResult]]:  # noqa: ANN401
-    """Return the object that made these scans, and the results; `settings`: of the daemon."""
+def scanned(*audits: Audit, **settings: Any) -> list[ScanResult]:  # noqa: ANN401
+    """Return the results of these scans; `settings`: of the daemon."""
     scans = iter(audits)
     scanning = Scanning(Settings(**settings), lambda *_: next(scans).scan)
-    return scanning, [scanning.scan(topology) for topology, _ in audits]
+    return [scanning.scan(topology) for topology, _ in audits]

@@ -25,6 +25,11 @@ async def in_background(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(started(work))
 
 
+def until_multiple(seconds: float) -> float:
+    """Return how long it is until the loop's time is a multiple: such waits wake up together."""
+    return seconds - asyncio.get_running_loop().time() % seconds
+
+
 async def pause(event: asyncio.Event, seconds: float) -> None:
     """Wait for an event, or so many seconds.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
-from affinityd.daemon.state import FailureLog, in_background, pause
+from affinityd.daemon.state import FailureLog, in_background, pause, until_multiple
 from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, FailingFileError, NotReadyError
 from affinityd.linux.files import content, sweep
@@ -106,17 +106,23 @@ class TopologyWatcher(KnownNode):
         """
         self._wanted.set()
         while True:
-            await pause(self._wanted, DRIVER_CHECK_SECONDS)
+            await pause(self._wanted, until_multiple(DRIVER_CHECK_SECONDS))
             if self.known is None or self._wanted.is_set() or self._drivers_differ():
                 self._wanted.clear()
                 async with self._asking:
                     await self._ask_and_read()
-            elif await in_background(self._machine.ports) != self._seen_ports:
+            elif await self._ports() != self._seen_ports:
                 async with self._reading:
                     await self._read()
             if self._is_to_publish:
                 self._is_to_publish = False
                 await in_background(self._publish)
+
+    async def _ports(self) -> object:
+        """Return the ports' states; where there are some, from a thread: adapters may be slow."""
+        if self._seen_ports:
+            return await in_background(self._machine.ports)
+        return self._machine.ports()
 
     def _is_current(self) -> bool:
         file = self._machine.online_file

@@ -30,12 +30,6 @@ def test_the_picture_has_the_machine_and_the_plan_of_all_gpus(name: str, open_ta
     drawn = tab.drawn()
     assert drawn.keys() == parse_list(topology["possible"])
     assert "reserved" in drawn[0]
-    cores = tab.picture.locator(".core").evaluate_all(
-        "all => all.map(core => [...core.querySelectorAll('.cpu')].map(it => +it.dataset.name))"
-    )
-    assert sorted(cores) == sorted(sorted(parse_list(it["cpulist"])) for it in topology["cores"])
-    assert tab.picture.locator(".gpu").count() == len(topology["gpus"])
-    assert tab.picture.locator(".nic").count() == len(topology["nics"])
     tab.comes_to_show("")
     assert tab.errors == []
     assert {url.rpartition("/")[0].split("?")[0] for url in tab.requests} == {tab.node.origin}
@@ -43,14 +37,9 @@ def test_the_picture_has_the_machine_and_the_plan_of_all_gpus(name: str, open_ta
 
 CONTROLS = [
     ("mode", "unique_contiguous", "mode=unique_contiguous"),
-    ("mode", "unique_interleaved", "mode=unique_interleaved"),
-    ("scope", "socket", "scope=socket"),
-    ("multithreading", "single_logical", "multithreading=single_logical"),
     ("balanced", "false", "balanced=false"),
-    ("share", "requested", "share=requested"),
     ("gpus", "5,0", "gpus=5,0"),
     ("cpuset", "16-31,48-52", "cpuset=16-31,48-52"),
-    ("visible", "2,3", "visible=2,3"),
     ("more", "ranks=4&max_physical_cores=2", "ranks=4&max_physical_cores=2"),
 ]
 
@@ -155,7 +144,6 @@ def test_the_commands_of_a_rank_give_it_its_cpus(open_tab: Opens) -> None:
         ("?gpus=99", "no GPU 99"),
         (f"?mode={HOSTILE}", "<img"),
         (f"?{HOSTILE}=1", "<img"),
-        ("?cpuset=8191", "cpuset"),
         ("?more=x", "'more' is no parameter"),
         ("?gpus=%27;alert(1)//", "alert"),
     ],

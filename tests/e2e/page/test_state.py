@@ -196,9 +196,7 @@ LOOKS: list[Look] = [
     ("0-gpus", 0, 390, "light"),
     ("4-gpus", 30, 2560, "dark"),
     ("8-gpus", 30, 390, "dark"),
-    ("8-gpus", 3000, 1440, "light"),
-    ("64-gpus", 3000, 390, "light"),
-    ("64-gpus", 30, 1440, "dark"),
+    ("64-gpus", 3000, 1440, "light"),
 ]
 
 

@@ -30,8 +30,8 @@ def scraped(*audits: Audit, job_series: int = 0) -> list[str]:
 
 
 def scanned(*audits: Audit, node: Node | None = None, job_series: int = 0) -> Metrics:
-    _, results = scanned_by(*audits, job_series=job_series)
-    return Metrics(KnownNode(node), lambda: replace(results[-1], boot=since_boot()))
+    *_, last = scanned_by(*audits, job_series=job_series)
+    return Metrics(KnownNode(node), lambda: replace(last, boot=since_boot()))
 
 
 def samples(lines: list[str], name: str, gpu: str | None = None) -> dict[str, float]:
@@ -167,7 +167,7 @@ def test_before_the_first_scan_only_the_interval_has_a_sample() -> None:
 def test_the_metrics_of_a_scan_are_left_out_when_it_is_old_and_its_age_is_not(
     monkeypatch: pytest.MonkeyPatch, interval: float, passed: float, is_served: bool
 ) -> None:
-    _, (result,) = scanned_by(FOUND)
+    (result,) = scanned_by(FOUND)
     metrics = Metrics(KnownNode(), lambda: result, scan_interval=interval)
     now = result.boot + passed
     monkeypatch.setattr("affinityd.daemon.metrics.since_boot", lambda: now)
