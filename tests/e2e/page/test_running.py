@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import BrowserContext
 
-from affinityd.audit.verdict import FINDINGS
 from tests.e2e.page.conftest import AUDIT, Node, Tab
 from tests.support.children import sleeping
 from tests.support.cpusets import cgroup, needs_cpuset, step_parts
 from tests.support.daemons import eventually, free_port
-from tests.support.scanning_node import ScanningNode, scanning, uuid
+from tests.support.scanning_node import ScanningNode, scanning
 from tests.support.tiny import FAR, NEAR
 
 pytestmark = needs_cpuset
@@ -57,9 +56,6 @@ def test_a_user_sees_far_processes(
     eventually(lambda: str(pid) in words(tab), "it is listed")
     assert {f"slurm {JOB}", "remote, mask, orphan", FAR} <= {*words(tab)}  # no slurmd runs here
     assert "GPU 0 is used from far away" in text(tab, "#verdict .far")
-    assert f"affinityd pin --gpus {uuid(0)} {pid}" in text(tab, "#verdict .far code")
-    card = text(tab, ".card.far")
-    assert all(it in card for it in ("GPU 0", f"slurm {JOB}, user root", "1 remote; cause: 1 mask"))
     assert "runs" not in tab.drawn()[int(FAR)]
     tab.page.get_by_label("show processes on the picture").check()
     eventually(lambda: {"runs", "far"} <= tab.drawn()[int(FAR)], "it is drawn")
@@ -67,15 +63,10 @@ def test_a_user_sees_far_processes(
     gpu = tab.picture.locator('.gpu[data-name="nvidia:0"]')
     assert gpu.locator(".job").text_content() == f"slurm {JOB}"
     assert "far" in (gpu.get_attribute("class") or "")
-    frame = tab.picture.locator(f'.cpu[data-name="{FAR}"] > rect')
-    assert frame.evaluate("it => getComputedStyle(it).stroke") == "rgb(176, 0, 32)"
     # It is moved near its GPU: the next scan, and so the page, shows that.
     subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
     eventually(lambda: "local, orphan" in words(tab), "it is near")
     assert "far" not in set().union(*tab.drawn().values())
-    assert (
-        text(tab, "#verdict b") == "GPU 0 is held by processes of no living job, or that have ended"
-    )
     tab.page.locator("[name=running]").uncheck()
     eventually(lambda: "runs" not in set().union(*tab.drawn().values()), "none is drawn")
     assert tab.errors == []
@@ -87,7 +78,6 @@ def test_over_tcp_there_are_counts(node: ScanningNode, port: int, context: Brows
     eventually(lambda: "1 remote; cause: 1 mask" in text(tab, ".card.far"), "one is remote")
     assert "GPU 0 is used from far away" in text(tab, "#verdict")
     assert text(tab, "#verdict code") == ""
-    assert text(tab, "#verdict .far .remedy") == FINDINGS["far"][1]
     assert text(tab, "#now").count("ssh -N -L") == 1
     assert not tab.page.locator("#processes").is_visible()
     assert text(tab, "#now .answer") == "No process is named here."
