@@ -62,12 +62,14 @@ def apply_plan(
     *,
     policy: str | None,
     libraries: str | None,
+    starts_ranks: bool = False,
 ) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
     """Apply a plan to the calling thread, and to the environment of its children.
 
-    `chosen` are the parameters of the plan; the others are as for `add_to_pin`. Returns the mask as
-    read back, the memory policy as there, and remarks. Raises ApplyError where the kernel refuses
-    all of its CPUs, and where nothing says which CPUs are near.
+    `chosen` are the parameters of the plan; the others are as for `add_to_pin`. `starts_ranks`: it
+    is no rank, and its ranks would inherit its locality. Returns the mask as read back, the memory
+    policy as there, and remarks. Raises ApplyError where the kernel refuses all of its CPUs, and
+    where nothing says which CPUs are near.
     """
     if plan.locality == "unknown":
         raise ApplyError(UNKNOWN_PLACE)
@@ -85,7 +87,9 @@ def apply_plan(
     os.environ[CPULIST] = format_list(cpus)
     os.environ[ALLOWED] = format_list(plan.allowed)
     os.environ[LOCALITY] = plan.locality
-    lines = list(remarks(plan, cpus, process, chosen))
+    if starts_ranks:
+        del os.environ[LOCALITY]
+    lines = list(remarks(plan, cpus, process, chosen, starts_ranks=starts_ranks))
     memory, more = add_to_pin(plan, variables, policy=policy, libraries=libraries)
     return cpus, memory, [*lines, *more, *rebinding()]
 

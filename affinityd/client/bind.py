@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from affinityd import config
 from affinityd.client import apply, ask_daemon, openmp
@@ -24,8 +24,10 @@ from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import (
     AffinityError,
+    DaemonError,
     InvalidRequestError,
     NoSuchGpuError,
+    UnknownParameterError,
     UnsatisfiableError,
 )
 from affinityd.linux import pinning
@@ -37,6 +39,24 @@ from affinityd.text import count
 if TYPE_CHECKING:
     from affinityd.request.document import PlanDocument
     from affinityd.request.process_plan import ProcessPlan
+
+#: As `Mode` has them, so that a type checker finds a wrong one; - and _ are the same.
+ModeName = Literal[
+    "all",
+    "single",
+    "single_unique",
+    "single-unique",
+    "unique_interleaved",
+    "unique-interleaved",
+    "unique_contiguous",
+    "unique-contiguous",
+    "node",
+    "socket",
+    "exclusive",
+    "core_complex",
+    "core-complex",
+    "even",
+]
 
 KEPT = "kept"  #: the source of a pin that was there before
 #: Arguments of bind() that are no parameters of a plan.
@@ -68,7 +88,7 @@ def bind(
     ranks: int | None = None,
     *,
     gpus: str | int | Sequence[int | str] | None = None,
-    mode: str | Mode | None = None,
+    mode: ModeName | Mode | None = None,
     scope: str | Scope | None = None,
     multithreading: str | Multithreading | None = None,
     balanced: bool | None = None,
@@ -79,7 +99,7 @@ def bind(
     strict: bool | None = None,
     choose_gpu: bool = False,
     gpus_per_rank: int | None = None,
-    memory: str | None = None,
+    memory: Literal["local", "preferred", "bind", "interleave"] | None = None,
     nics: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
     fail_closed: bool = False,
@@ -122,21 +142,29 @@ def bind(
 def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     """Return the plan of this process, as the JSON of `GET /plan` has it; nothing is changed.
 
-    `parameters` are those of a plan, like `gpus`, `mode` and `rank`. The machine is that of the
-    daemon's node.json; without one it is read, for 5 times `timeout` at most. Raises AffinityError.
+    `parameters` are those of a plan, like `gpus`, `mode` and `rank`. The daemon is asked, for
+    `timeout` seconds; without one the machine is read, for 5 times as long. Raises AffinityError.
     """
     _require_linux()
     start, variables = time.monotonic(), config.variables()
     chosen = config.plan_parameters(variables, texts(parameters))
+    sockets = config.sockets(variables)
 
     def find() -> PlanDocument:
-        # bind() needs neither, and each rank would wait for them.
+        # bind() needs none of them, and each rank would wait.
         from affinityd.client.local_plan import find_node, plan_on_node  # noqa: PLC0415
-        from affinityd.request.document import document  # noqa: PLC0415
+        from affinityd.json_codec import loads  # noqa: PLC0415
+        from affinityd.request.document import PlanDocument, document  # noqa: PLC0415
 
         process = ProcessContext.of_self()
-        node = find_node(config.sockets(variables)).node
-        return document(plan_on_node(node, process.query(chosen, process.mask)))
+        query = process.query(chosen, process.mask)
+        for path in sockets:
+            try:
+                text = ask_daemon.ask_plan(path, query, start + timeout, "json")
+                return loads(PlanDocument, text, f"the answer of {path}")
+            except (DaemonError, UnknownParameterError, ValueError):  # noqa: PERF203 - two at most
+                continue
+        return document(plan_on_node(find_node(sockets).node, query))
 
     return ask_daemon.within(start, timeout, find)
 
@@ -324,6 +352,9 @@ def set_affinity(
     AffinityError (also as GPUAffinityError) for its arguments: where there is no such GPU or rank,
     a wrong word, or fewer cores than a `min_physical_cores` that is given.
     """
+    if not 0 <= gpu_id < nproc_per_node:
+        last = nproc_per_node - 1
+        raise InvalidRequestError(f"gpu_id={gpu_id} is not from 0 to nproc_per_node - 1, {last}")
     parameters = {
         "gpus": f"0-{nproc_per_node - 1}",
         "ranks": nproc_per_node,

@@ -43,19 +43,23 @@ def summary(
 
 
 def remarks(
-    plan: ProcessPlan, cpus: CpuSet, process: ProcessContext, chosen: Mapping[str, str]
+    plan: ProcessPlan,
+    cpus: CpuSet,
+    process: ProcessContext,
+    chosen: Mapping[str, str],
+    *,
+    starts_ranks: bool = False,
 ) -> Iterator[str]:
     """Yield what is not as the user may expect of a process that was pinned to these CPUs."""
     rank = process.rank
     is_alone = rank is None or environment.is_alone(process.environ or {}, rank)
     # A process that named its GPUs knows them, and each rank would repeat it.
     sees_several = len(plan.gpus) > 1 and len(plan.nodes) > 1 and "gpus" not in chosen
-    if is_alone and sees_several:
+    if is_alone and sees_several and not starts_ranks:
         gpus, nodes = several("GPU", plan.gpus), several("node", plan.nodes)
         yield (
             f"this process sees {gpus} of {nodes} and has the CPUs near any of them; if it uses "
-            "only one GPU, name it: --gpus N, in Python bind(gpus=N); if it starts ranks, let it "
-            "start affinityd exec for each"
+            "only one GPU, name it: --gpus N, in Python bind(gpus=N)"
         )
     yield from _few_cpus(plan, process)
     if plan.near is not None:  # others were added

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from gzip import compress
+from typing import TypeVar
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -24,6 +26,9 @@ from affinityd.linux.processes import since_boot
 from affinityd.topology.model import Gpu, Topology, keys_before
 
 log = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+AnyGpu = TypeVar("AnyGpu", Gpu, AuditGpuDocument)
 
 
 class Scanning:
@@ -66,41 +71,52 @@ class AuditLog:
 
     def __init__(self) -> None:
         self._notices: Recent[str, None] = Recent()
-        # By PCI address: the index of one that is gone is another's.
-        self._lost: set[str] = set()
-        self._far: set[str] = set()
+        self._lost: set[Place] = set()
+        self._far: set[Place] = set()
 
     def scanned(self, scan: Scan, gpus: Sequence[AuditGpuDocument]) -> None:
         """Tell of a new scan; `gpus`: of its document of counts."""
         self._notices.begin(scan.boot)
         for notice in filter(self._notices.is_news, scan.notices):
             log.warning("%s", notice)
-        lost: dict[str, str] = {}
-        for gpu in gpus:
+        lost: dict[Place, str] = {}
+        for place, gpu in by_place(gpus):
             if gpu.state == LOST:
-                remedy = reset_gpu(gpu.pci_bus_id)
-                lost[gpu.pci_bus_id] = f"{_name(gpu)}: {gpu.unknown}; {remedy}"
-        for gone in scan.gone:
-            lost[gone.pci_bus_id] = f"{_name(gone)}: {IS_GONE}; {RESCAN}"
-        for address in sorted(lost.keys() - self._lost):
-            log.error("lost or hung: %s", lost[address])
-        for address in sorted(self._lost - lost.keys()):
+                lost[place] = f"{_name(gpu)}: {gpu.unknown}; {reset_gpu(gpu.pci_bus_id)}"
+        for place, gone in by_place(scan.gone):
+            lost[place] = f"{_name(gone)}: {IS_GONE}; {RESCAN}"
+        for place in sorted(lost.keys() - self._lost):
+            log.error("lost or hung: %s", lost[place])
+        for address, _ in sorted(self._lost - lost.keys()):
             log.info("not lost any more: the GPU at %s", address)
         self._lost = {*lost}
         self._tell_far(gpus)
 
     def _tell_far(self, gpus: Sequence[AuditGpuDocument]) -> None:
-        far: dict[str, str] = {}
-        for gpu in gpus:
+        far: dict[Place, str] = {}
+        unseen: set[Place] = set()
+        for place, gpu in by_place(gpus):
             if gpu.state == FAR and gpu.mismatch is not None:
                 causes = [cause for cause, number in gpu.mismatch.items() if number]
-                far[gpu.pci_bus_id] = f"{_name(gpu)}: {' and '.join(causes)}"
-        for address in sorted(far.keys() - self._far):
-            log.warning("used from far away: %s; see affinityd audit", far[address])
-        unseen = {gpu.pci_bus_id for gpu in gpus if not gpu.audited}
-        for address in sorted(self._far - far.keys() - unseen):
+                far[place] = f"{_name(gpu)}: {' and '.join(causes)}"
+            if not gpu.audited:
+                unseen.add(place)
+        for place in sorted(far.keys() - self._far):
+            log.warning("used from far away: %s; see affinityd audit", far[place])
+        for address, _ in sorted(self._far - far.keys() - unseen):
             log.info("no longer used from far away: the GPU at %s", address)
         self._far = far.keys() | self._far & unseen
+
+
+def by_place(gpus: Iterable[AnyGpu]) -> Iterator[tuple[Place, AnyGpu]]:
+    """Yield each GPU with its PCI address and its number there: one may have several parts.
+
+    The index of one that is gone is another's.
+    """
+    parts: Counter[str] = Counter()
+    for gpu in gpus:
+        yield (gpu.pci_bus_id, parts[gpu.pci_bus_id]), gpu
+        parts[gpu.pci_bus_id] += 1
 
 
 def _name(gpu: Gpu | AuditGpuDocument) -> str:

@@ -43,7 +43,10 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
     if path == "/":
         return Tree("/", node_name or os.uname().nodename, live=True)
     if os.path.isfile(path):
-        unpack = f"mkdir node && tar -C node -xf {root}"
+        from shlex import quote  # noqa: PLC0415 - few give an archive
+
+        name = os.path.basename(path).partition(".")[0]  # the folder's becomes the machine's
+        unpack = f"mkdir {quote(name)} && tar -C {quote(name)} -xf {quote(root)}"
         raise TreeError(f"root {root!r} is no folder; unpack it ({unpack}), and name that folder")
     if not os.path.isdir(f"{path}/{MARK}"):
         raise TreeError(f"root {root!r} holds no machine: {MARK} is not there")

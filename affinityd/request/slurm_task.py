@@ -191,7 +191,8 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
     near = vicinity(node.topology, gpus_of(step.own)).cpus
     if mode.shares and mask and mask <= near and mask <= node.usable:
         because = f"its mask, CPUs {format_list(mask)}, is near as it is"
-        return plan_bound(step.resolved, step.own, step.ranks, mask, because)
+        planned = plan_bound(step.resolved, step.own, step.ranks, mask, because)
+        return planned._replace(options=options)  # the mask stays, and so does what was asked for
     if options.cpus is None:
         asked = step.resolved.task.cpus
         cpus = asked_cpus(node, step.resolved.task, allowed, task.tasks)

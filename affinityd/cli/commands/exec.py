@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NoReturn
 
 from affinityd import config
@@ -18,7 +19,7 @@ from affinityd.cli.console import flag, say
 from affinityd.client import apply, ask_daemon
 from affinityd.client.process import ProcessContext
 from affinityd.client.remarks import summary
-from affinityd.config.removed import REMOVED_COMMANDS, refusal
+from affinityd.config.removed import REMOVED_COMMANDS, VARIABLES, refusal
 from affinityd.cpuset import CpuSet, several
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.cgroup import Cgroups
@@ -38,6 +39,17 @@ HIDDEN = (
 )
 #: The parameters of a plan that it takes.
 PARAMETERS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDDEN)
+OWN = f"{config.PREFIX}OWN"  #: of 0.2
+#: How exec goes with launchers: behind them, since it pins the ranks.
+ORDERS = {
+    "torchrun": "torchrun … --no-python affinityd exec -- python -u train.py",
+    "torch.distributed.run": "torchrun … --no-python affinityd exec -- python -u train.py",
+    "accelerate": "accelerate launch … --no_python affinityd exec -- python -u train.py",
+    "deepspeed": "deepspeed … --no_python --no_local_rank affinityd exec -- python -u train.py",
+    "mpirun": "mpirun … affinityd exec -- COMMAND",
+    "mpiexec": "mpiexec … affinityd exec -- COMMAND",
+    "srun": "srun … affinityd exec -- COMMAND",
+}
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
 
 
@@ -112,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     if "--check" in words:  # in 0.2 it started nothing
         say(refusal("exec --check") or "")
         return FAILED
-    trouble = _trouble(words, start)
+    trouble = _trouble(words, command, start)
     if trouble is None:
         return become(command)
     # However wrong the other options are.
@@ -121,13 +133,13 @@ def main(argv: Sequence[str]) -> int:
     return FAILED if is_closed else become(command)
 
 
-def _trouble(words: Sequence[str], start: float) -> str | None:
+def _trouble(words: Sequence[str], command: Sequence[str], start: float) -> str | None:
     """Pin this process unless the switch is off. Return the reason if it was not pinned."""
     switch = config.ON
     try:
         switch = config.chosen_switch()
         if switch != config.OFF:
-            _pin(parse(words), start, switch)
+            _pin(parse(words), command, start, switch)
     except AffinityError as error:
         trouble = str(error)
     except KeyboardInterrupt:
@@ -165,7 +177,19 @@ def _named(options: argparse.Namespace) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _pin(options: argparse.Namespace, start: float, switch: str) -> None:
+def _launcher_of(command: Sequence[str]) -> str | None:
+    """Return the launcher of ranks that a command is, as a program or by `python -m`."""
+    name = os.path.basename(command[0])  # noqa: PTH119 - starts sooner
+    if name.startswith("python"):
+        for word, following in pairwise(command[1:]):
+            if word == "-m":
+                return following if following in ORDERS else None
+            if not word.startswith("-"):
+                return None
+    return name if name in ORDERS else None
+
+
+def _pin(options: argparse.Namespace, command: Sequence[str], start: float, switch: str) -> None:
     """Plan, pin this process and set the command's variables. Raises AffinityError.
 
     With the switch at observe, here or in the daemon, the mask stays as it is.
@@ -185,9 +209,23 @@ def _pin(options: argparse.Namespace, start: float, switch: str) -> None:
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return
+    launcher = _launcher_of(command) if len(plan.nodes) > 1 else None
     cpus, _, lines = apply.apply_plan(
-        plan, process, parameters, variables, policy=policy, libraries=libraries
+        plan,
+        process,
+        parameters,
+        variables,
+        policy=policy,
+        libraries=libraries,
+        starts_ranks=launcher is not None,
     )
+    if launcher is not None:
+        lines.append(
+            f"{launcher} starts the ranks, and each may run near any of these GPUs; to run each "
+            f"near its own: {ORDERS[launcher]}"
+        )
+    if os.environ.get(OWN):
+        lines.append(f"{OWN} is removed, and ignored: {VARIABLES[OWN]}")
     if options.verbose:
         ports = os.environ.get(apply.EXPORTED_NICS) or "none"
         nics = [f"NICs for {libraries}: {ports}"] if libraries else []

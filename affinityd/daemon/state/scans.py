@@ -69,6 +69,7 @@ class ScanChild:
                 for number in (signal.SIGINT, signal.SIGTERM):  # the daemon takes them, ends first
                     signal.signal(number, signal.SIG_IGN)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
                 with suppress(OSError, EOFError):  # the daemon has ended
                     work(pipe)
             finally:
@@ -85,8 +86,10 @@ class ScanChild:
             head = json.loads(self._pipe.recv_bytes())
             texts = {name: self._pipe.recv_bytes() for name in head["texts"]} if head else {}
         except (OSError, EOFError):
-            _, status = os.waitpid(self._pid, 0)
             end = "the process that scans the processes has ended"
+            status = 0
+            with suppress(ChildProcessError):  # SIGCHLD is ignored: the kernel has taken the status
+                _, status = os.waitpid(self._pid, 0)
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
                 end = f"a scan of the processes has hung for {HUNG_SECONDS:g} s"
             raise FatalError(end) from None

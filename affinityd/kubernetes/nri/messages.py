@@ -213,7 +213,7 @@ class Trunk:
         while (body := _body(self._received, FRAME, LARGEST + HEAD.size)) is not None:
             connection, _ = FRAME.unpack_from(self._received)
             del self._received[: FRAME.size + len(body)]
-            parts = self._parts.get(connection, bytearray())  # others are passed over
+            parts = self._parts.get(connection, bytearray())  # of others nothing is kept
             parts += body
             while (payload := _body(parts, HEAD, LARGEST)) is not None:
                 _, stream, kind, _ = HEAD.unpack_from(parts)

@@ -1,6 +1,7 @@
 """`affinityd exec`: real commands on real CPUs, with a daemon, without one, and with a bad one."""
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -41,8 +42,7 @@ PLAN = (
 
 SPREAD = (
     "this process sees GPUs 0-1 of nodes 0-1 and has the CPUs near any of them; "
-    "if it uses only one GPU, name it: --gpus N, in Python bind(gpus=N); if it starts ranks, "
-    "let it start affinityd exec for each"
+    "if it uses only one GPU, name it: --gpus N, in Python bind(gpus=N)"
 )
 TASK = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1"}
 TWO_TASKS = {**TASK, "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -78,6 +78,31 @@ def test_the_command_runs_near_its_gpu(
 @pytest.mark.parametrize("words", [("--",), ("-v", "--"), ("--gpus=0", "--")])
 def test_a_command_after_two_dashes_is_exec_s(here: Mapping[str, str], words: list[str]) -> None:
     assert affinityd(*words, *LOOK, env={**here, **RANKS}).cpus == NEAR
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        ("{0}/torchrun train.py", "torchrun … --no-python affinityd exec -- python -u train.py"),
+        ("{0}/mpirun -n 2 x", "mpirun … affinityd exec -- COMMAND"),
+        ("{0}/python3 -u -m torch.distributed.run", "torchrun … --no-python affinityd exec -- "),
+        ("{0}/python3 -X dev -m deepspeed", None),  # it does not look behind an option's value
+        ("{0}/python3 train.py -m deepspeed", None),
+        ("{0}/true", None),
+    ],
+)
+def test_a_launcher_is_told_the_right_order_and_its_ranks_inherit_no_locality(
+    here: Mapping[str, str], tmp_path: Path, words: str, order: str | None
+) -> None:
+    command = words.format(tmp_path).split()
+    program = Path(command[0])
+    program.write_text(f"#!/bin/sh\nenv | grep -c ^AFFINITYD_LOCALITY; {shlex.join(LOOK)}\n")
+    program.chmod(0o755)
+    done = exec_("--fail-closed", "--", *command, env=here)
+    assert done.stdout == f"{0 if order else 1}\nCpus_allowed_list:\t{BOTH}\n"
+    assert (order or SPREAD) in done.stderr
+    one = exec_("--gpus=1", "--", *command, env=here)  # all ranks use the GPU that it is near
+    assert one.stdout == f"1\nCpus_allowed_list:\t{FAR}\n"
 
 
 @pytest.mark.parametrize(
@@ -326,6 +351,8 @@ def test_what_0_2_had_for_other_binders_is_refused_or_warned_of(
     assert not (tmp_path / "started").exists()  # --check started nothing
     done = exec_("--gpus=0", "--own", *touch, env=here)
     assert done.stderr.startswith("affinityd exec: --own is removed: docs/exec.md has ")
+    own = exec_("--gpus=0", "--", "true", env={**here, "AFFINITYD_OWN": "1"})
+    assert own.stderr.startswith("affinityd exec: AFFINITYD_OWN is removed, and ignored: ")
     assert done.stderr.endswith("; the command runs unpinned\n")
     assert (tmp_path / "started").exists()
 

@@ -7,7 +7,7 @@ import pytest
 
 from affinityd.audit.remedies import RESCAN, reset_gpu
 from affinityd.audit.verdict import IS_GONE
-from tests.support.scans import GPU0, Audit, audit, process, scanned
+from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
 NONE = audit()
 FAR = audit(process(1, cause="mask", placement="remote"))
@@ -27,6 +27,9 @@ BOTH_LOST = audit(unknown={GPU0: "silent"}, lost=frozenset([GPU0]), gone=others)
 SECOND_GONE = f"ERROR: lost or hung: nvidia GPU 1 (0000:11:00.0): {IS_GONE}; {RESCAN}"
 PARTS = replace(NONE.topology, gpus=(first, replace(others[0], pci_bus_id=first.pci_bus_id)))
 A_LOST_PART = Audit(PARTS, LOST.scan)
+A_FAR_PART = Audit(PARTS, FAR.scan)
+BOTH_FAR = Audit(PARTS, audit(*FAR.scan.processes, process(2, GPU1, cause="mask")).scan)
+OTHER_FAR = IS_FAR.replace("GPU 0", "GPU 1")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,7 @@ A_LOST_PART = Audit(PARTS, LOST.scan)
         ([LOST, BOTH_LOST], [WAS_LOST, SECOND_GONE]),
         ([NONE, SECOND_ALONE], [FIRST_GONE]),
         ([A_LOST_PART, A_LOST_PART], [WAS_LOST]),
+        ([A_FAR_PART, BOTH_FAR], [IS_FAR, OTHER_FAR]),
         ([audit(notices=("a",)), audit(notices=("a", "b"))], ["WARNING: a", "WARNING: b"]),
         ([audit(notices=("a",)), NONE, audit(notices=("a",))], ["WARNING: a"]),
     ],
