@@ -3,59 +3,52 @@
 import http.client
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from affinityd.request.document import ProblemDocument
-from tests.support.daemons import PATIENCE, Daemon, Reply, free_port, refused, running
+from tests.support.daemons import PATIENCE, Reply, free_port, refused, running
 from tests.support.documents import exactly
 
 #: Two addresses of this machine: the port of the one is free to be another's on the other.
 EVERYTHING, PLANS = "127.0.0.1", "127.0.0.2"
 
 
-@dataclass(frozen=True)
-class Node:
-    """A daemon that answers everything on one address, and plans alone on another."""
-
-    daemon: Daemon
-    port: int
-
-    def ask(self, target: str, method: str = "GET", *, host: str = PLANS, **headers: str) -> Reply:
-        with closing(http.client.HTTPConnection(host, self.port, timeout=PATIENCE)) as connection:
-            connection.request(method, target, headers=headers)
-            reply = connection.getresponse()
-            named = {k.lower(): v for k, v in reply.getheaders() if k.lower() != "date"}
-            return Reply(reply.status, named, reply.read())
+def ask(port: int, target: str, method: str = "GET", host: str = PLANS, **headers: str) -> Reply:
+    with closing(http.client.HTTPConnection(host, port, timeout=PATIENCE)) as connection:
+        connection.request(method, target, headers=headers)
+        reply = connection.getresponse()
+        named = {k.lower(): v for k, v in reply.getheaders() if k.lower() != "date"}
+        return Reply(reply.status, named, reply.read())
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Run a daemon that answers everything on one address, and plans alone on another."""
     port = free_port()
     arguments = ("--machine", "dgx-a100", "--listen-plan", f"{PLANS}:{port}")
     folder = tmp_path_factory.mktemp("plans")
-    with running(folder, *arguments, listen=f"{EVERYTHING}:{port}") as daemon:
-        yield Node(daemon, port)
+    with running(folder, *arguments, listen=f"{EVERYTHING}:{port}"):
+        yield port
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("target", ["/plan?gpus=0,5&mode=exclusive", "/plan?gpus=99"])
-def test_a_plan_is_answered_as_elsewhere(node: Node, method: str, target: str) -> None:
-    assert node.ask(target, method, host=EVERYTHING) == node.ask(target, method)
+def test_a_plan_is_answered_as_elsewhere(port: int, method: str, target: str) -> None:
+    assert ask(port, target, method, host=EVERYTHING) == ask(port, target, method)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize(
     "target", ["/", "/metrics", "/audit", "/plan/", "/plan/../metrics", "/metrics?x=/plan"]
 )
-def test_nothing_else_is_answered(node: Node, method: str, target: str) -> None:
-    reply = node.ask(target, method)
+def test_nothing_else_is_answered(port: int, method: str, target: str) -> None:
+    reply = ask(port, target, method)
     assert (reply.status, reply.headers["content-type"]) == (404, "application/problem+json")
     detail = exactly(ProblemDocument, reply.body).detail
     assert detail.endswith("is not answered at this address; only GET /plan is")
-    assert node.ask(target, method, accept="text/plain").text == f"Not Found: {detail}\n"
+    assert ask(port, target, method, accept="text/plain").text == f"Not Found: {detail}\n"
 
 
 @pytest.mark.parametrize("everything", ["0.0.0.0", "localhost"])  # noqa: S104

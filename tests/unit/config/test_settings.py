@@ -95,12 +95,6 @@ def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object
     assert getattr(sources.load(env=variable), name) == value
 
 
-def test_containers_are_adjusted_on_this_machine_alone(sources: Sources) -> None:
-    for flag, text in (("machine", "mi250x"), ("root", "/x")):
-        line = sources.refusal({flag: text, "nri": "/s"})
-        assert line.startswith("--nri needs this machine's containers")
-
-
 def test_a_client_ignores_settings_of_the_daemon(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +140,8 @@ WRONG = "AFFINITYD_LISTEN=x\n"
         (({}, {ROOT: "/", MACHINE: "x"}), f"{ROOT} and {MACHINE} both name a machine"),
         (({}, {}, f"{ROOT}=/\n{MACHINE}=x\n"), f"{ROOT} in CONF and {MACHINE} in CONF both name"),
         (({}, {}, WRONG), "AFFINITYD_LISTEN in CONF: 'x' is not"),
+        (({"machine": "mi250x", "nri": "/s"},), "--nri needs this machine's containers, and"),
+        (({"root": "/x"}, {"AFFINITYD_NRI": "/s"}), "AFFINITYD_NRI needs this machine's"),
         (({}, {"AFFINITYD_LISTEN": "y"}, WRONG), "AFFINITYD_LISTEN: 'y' is not"),
     ],
 )
