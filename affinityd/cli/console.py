@@ -43,10 +43,7 @@ def wants_color() -> bool:
 def aligned(
     columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str]
 ) -> Iterator[str]:
-    """Yield a table's header and rows; the columns in `numbers` are right-aligned.
-
-    Each row has a cell for every column.
-    """
+    """Yield a table's header and rows; the columns in `numbers` are right-aligned."""
     cells = [columns, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:

@@ -89,10 +89,7 @@ def sockets(arguments: argparse.Namespace) -> list[str]:
 
 
 def load_settings(arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings of flags, variables and file. Raises InvalidRequestError.
-
-    Settings of the daemon alone are read only by commands with flags for them.
-    """
+    """Return the settings; the daemon's own only of its flags. Raises InvalidRequestError."""
     flags = vars(arguments)
     others = settings.DAEMON_ONLY - flags.keys()
     names = [name for name in settings.SETTING_NAMES if name not in others]
@@ -108,23 +105,21 @@ DEVICE_OPTIONS = ("gpus", "rank", "ranks", "job", "visible", "granted")
 TYPED = {"gpus", "mode", "cpuset", "visible"}
 
 
-def add_plan_options(parser: Parser, title: str, names: Iterable[str], mode: str = "node") -> None:
-    """Add parameters of a plan; `mode` is the default one, for the help, which has TYPED alone."""
+def add_plan_options(parser: Parser, title: str, names: Iterable[str]) -> None:
+    """Add parameters of a plan; the help has TYPED alone."""
     group = parser.add_argument_group(title, "docs/api.md has more of them")
     for name in names:
-        add_plan_option(group, name, mode, is_shown=name in TYPED)
+        add_plan_option(group, name, is_shown=name in TYPED)
 
 
-def add_plan_option(
-    group: argparse._ActionsContainer, name: str, mode: str = "node", *, is_shown: bool = True
-) -> None:
+def add_plan_option(group: argparse._ActionsContainer, name: str, *, is_shown: bool = True) -> None:
     """Add a parameter of a plan; a flag without a value means true."""
     parameter = PARAMETERS[name]
     text = parameter.help
     if choices := ", ".join(parameter.schema.get("enum", ())):
         text = f"{text}: {choices}"
     if name == "mode":
-        text = f"{text} (default: {mode})"
+        text = f"{text} (default: node)"
     if not is_shown:
         text = argparse.SUPPRESS
     if parameter.schema["type"] == "boolean":

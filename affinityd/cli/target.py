@@ -1,7 +1,4 @@
-"""A command's target process: its plan, and the GPUs that it uses.
-
-Its environment names the GPUs, else the driver.
-"""
+"""A command's target process, its plan, and its GPUs: by its environment, else by the driver."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from affinityd.request.environment import CUDA
 from affinityd.request.parameters import parse_query
 from affinityd.request.resolve import Caller, Reply
 from affinityd.text import quote, whole_number
-from affinityd.topology.model import Gpu, Node, Topology
+from affinityd.topology.model import Gpu, Node
 from affinityd.topology.nearness import name_gpus, near_nodes
 
 
@@ -91,17 +88,9 @@ class ProcessPlanner:
         default_factory=lambda: cache(ProcessContext.of)
     )
 
-    @property
-    def topology(self) -> Topology:
-        """The node that is planned on."""
-        return self.node.topology
-
     def cpuset(self, stat: Stat) -> CpuSet:
-        """Return the cpuset of a process; every online CPU if that is unknown.
-
-        The mask is not used: it may be what is wrong.
-        """
-        return self.context(stat).cpuset or self.topology.online
+        """Return the cpuset of a process, for its mask may be wrong; else every online CPU."""
+        return self.context(stat).cpuset or self.node.topology.online
 
     def plan(self, stat: Stat, gpus: Sequence[Gpu] = ()) -> Reply:
         """Return the plan for a process, on these GPUs. Raises AffinityError."""
@@ -148,15 +137,14 @@ class ProcessPlanner:
     def doubt(self, stat: Stat) -> str | None:
         """Return why this process may number its GPUs differently from here; None: it does not.
 
-        The limits of a device cgroup cannot be read from outside it. Slurm, where it constrains
-        devices, has every task count from 0.
+        Where Slurm constrains devices, each task counts from 0, in a cgroup that tells no limits.
         """
         process = self.context(stat)
         this = ProcessContext.of_self()
         job = (process.environ or {}).get("SLURM_JOB_ID")
         seen = (process.environ or {}).get(CUDA, "").split(",")
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
-        is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
+        is_part = counts_from_0 and len(seen) < len(self.node.topology.gpus)
         is_elsewhere = cgroups_of(process.pid) != cgroups_of(this.pid)
         has_dev = process.devices != this.devices  # a container: its /dev lists them
         if not job or "granted" in self.chosen or not is_part or not is_elsewhere or has_dev:
@@ -186,9 +174,9 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     """
     held = GpuHolders()
     if planner.node.replayed:
-        held = GpuHolders.unknown_of(planner.topology.gpus, "the machine is replayed")
+        held = GpuHolders.unknown_of(planner.node.topology.gpus, "the machine is replayed")
     elif not is_named:
-        held = HolderSources(query_processes).held(planner.topology)
+        held = HolderSources(query_processes).held(planner.node.topology)
     using = {holding.pid: {holding.gpu, *holding.beside} for holding in held.holdings}
     own = _gpus_of_process(planner, process, using.get(process.number, set()))
     found = {process.number: own}
@@ -201,7 +189,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     unclear = set()
     for pid, gpus in found.items():
         # Whether the GPUs are all near the same CPUs: then it is no matter which it uses.
-        places = {near_nodes(planner.topology, gpu) for gpu in gpus_of(gpus.reply.ranks)}
+        places = {near_nodes(planner.node.topology, gpu) for gpu in gpus_of(gpus.reply.ranks)}
         if is_named or gpus.is_named or len(places) <= 1:
             continue
         if pid in using:
@@ -246,7 +234,7 @@ def _gpus_of_process(
     except AffinityError:
         if not keys:
             raise
-    reply = planner.plan(stat, [gpu for gpu in planner.topology.gpus if gpu.key in keys])
+    reply = planner.plan(stat, [gpu for gpu in planner.node.topology.gpus if gpu.key in keys])
     by_driver = _names(planner, reply.ranks)
     remark = f"its environment names no certain GPU; by the driver it uses {by_driver}"
     if planned:
@@ -269,7 +257,7 @@ def _doubt(planner: ProcessPlanner, ranks: Sequence[RankPlan], held: GpuHolders)
 
 
 def _names(planner: ProcessPlanner, ranks: Sequence[RankPlan]) -> str:
-    return name_gpus(gpus_of(ranks), with_vendor=planner.topology.has_several_vendors)
+    return name_gpus(gpus_of(ranks), with_vendor=planner.node.topology.has_several_vendors)
 
 
 def gpus_of(ranks: Sequence[RankPlan]) -> tuple[Gpu, ...]:

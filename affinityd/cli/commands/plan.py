@@ -23,7 +23,6 @@ from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.grouping import grouped
-from affinityd.planner import Options
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_query
 from affinityd.request.resolve import Caller, Reply, answer
@@ -37,7 +36,7 @@ OPTIONS = (*PLAN_OPTIONS, "gpus_per_rank")
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    add_plan_options(parser, "the plan", OPTIONS, Options().mode)
+    add_plan_options(parser, "the plan", OPTIONS)
     text = f"{PARAMETERS['format'].help}: {', '.join(FORMS)}"
     parser.add_argument("--format", action="append", help=text)
     text = "the same as --format json"

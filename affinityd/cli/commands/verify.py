@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"affinityd verify: {doubt}")
     try:
         if arguments.format == "json":
-            print(json.dumps(verify_document(planner.topology, judged), indent=1), flush=True)
+            print(json.dumps(verify_document(planner.node.topology, judged), indent=1), flush=True)
         else:
             print(
                 "\n".join(map(one_line, verify_table(judged, all_memory=arguments.resident))),
@@ -120,7 +120,7 @@ def _verifications(
     for pid, ranks in used.ranks.items():
         first, *beside = (gpu.key for gpu in gpus_of(ranks))
         holdings.append(Holding(pid, first, beside=tuple(beside)))
-    judge = Judge(planner.topology)
+    judge = Judge(planner.node.topology)
     holders = GpuHolders(tuple(holdings))
     unlimited = float("inf")
     processes = list(ProcessWalk(holders, unlimited, ProcessTable(), family=unlimited))
@@ -134,7 +134,7 @@ def _verifications(
         policy = memory_policy.own_policy() if is_self else memory_policy.policy_of(pid)
         yield replace(
             judged,
-            far_nics=tuple(far_nics(planner.topology, judged.near.gpus, nic_use(facts.pid))),
+            far_nics=tuple(far_nics(planner.node.topology, judged.near.gpus, nic_use(facts.pid))),
             policy=policy,
             memory=HostMemory.of(pid, judged.near, placement, policy),
             is_self=is_self,
