@@ -29,14 +29,6 @@ NO_LIBRARY = "none"
 #: Whether OMP_NUM_THREADS is set, where it is not: AUTO, or not.
 THREADS, AUTO = f"{config.PREFIX}THREADS", "auto"
 OMP_THREADS = "OMP_NUM_THREADS"
-#: How many threads libraries start: OpenMP, MKL, OpenBLAS, numexpr, the tokenizers of Hugging Face.
-THREAD_COUNTS = (
-    OMP_THREADS,
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "RAYON_NUM_THREADS",
-)
 EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
 CHOICE = {"choose", "gpus_per_rank"}  #: the parameters of a choice of GPUs
 UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
@@ -170,7 +162,8 @@ def threads_to_start(cpus: CpuSet, limit: int | None, number: int | None) -> Ite
     if number is not None:  # what os.cpu_count() returns, from Python 3.13 on
         before = environment.number(os.environ.get("PYTHON_CPU_COUNT", ""))
         os.environ["PYTHON_CPU_COUNT"] = f"{min(before or usable, usable)}"
-    for variable in THREAD_COUNTS:
+    for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON"):
+        variable = f"{library}_NUM_THREADS"
         asked = environment.number(os.environ.get(variable, "").partition(",")[0])
         if asked is not None and asked > usable:
             yield (

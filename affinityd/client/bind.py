@@ -58,7 +58,6 @@ ModeName = Literal[
     "even",
 ]
 
-KEPT = "kept"  #: the source of a pin that was there before
 #: Arguments of bind() that are no parameters of a plan.
 NOT_OF_PLAN = ("choose_gpu", "memory", "nics", "timeout", "fail_closed")
 
@@ -227,14 +226,12 @@ def _require_linux() -> None:
 
 
 def _kept(memory: MemoryPolicy | None = None, remarks: Sequence[str] = ()) -> Binding:
-    """Return the binding of a process that keeps the mask that affinityd gave it before."""
     cpus = frozenset(os.sched_getaffinity(0))
-    locality = os.environ.get("AFFINITYD_LOCALITY")
-    return Binding(cpus, locality, memory or own_policy(), KEPT, tuple(remarks))
+    locality = os.environ.get(apply.LOCALITY)
+    return Binding(cpus, locality, memory or own_policy(), "kept", tuple(remarks))
 
 
 def _unbound(*reasons: str) -> Binding:
-    """Return the binding of a process that stays as it is."""
     if sys.platform != "linux":
         return Binding(frozenset(), None, None, None, reasons)
     return Binding(frozenset(os.sched_getaffinity(0)), None, own_policy(), None, reasons)
@@ -288,13 +285,13 @@ def worker_init_fn(worker_id: int) -> None:
 
 def texts(arguments: Mapping[str, object]) -> dict[str, str]:
     """Return parameters as a request has them; those that are None are left out."""
-
-    def text(value: object) -> str:
+    result: dict[str, str] = {}
+    for name, value in arguments.items():
         if isinstance(value, (list, tuple)):
-            return ",".join(map(str, value))
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
-    return {name: text(value) for name, value in arguments.items() if value is not None}
+            result[name] = ",".join(map(str, value))
+        elif value is not None:
+            result[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return result
 
 
 class _Name(Enum):

@@ -8,7 +8,6 @@ Modules that few ranks need are imported where they are needed: the others would
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,7 +71,7 @@ def published_node(published: str) -> Node:
     Raises OSError; ValueError if it is no node, or another machine's beside a default socket.
     """
     if not os.path.exists(published):  # as a rule: no module is imported for that
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise FileNotFoundError("No such file or directory")
     from pathlib import Path
 
     from affinityd.topology.document import read_node

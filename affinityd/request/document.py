@@ -125,20 +125,14 @@ def document(reply: Reply) -> PlanDocument:
     """Return a plan as its JSON document has it."""
     request = reply.request
     options = {**vars(request.options), "share": reply.plan.share}
+    within = None if reply.within is None else format_list(reply.within)
     return PlanDocument(
         node=reply.node,
         generation=reply.generation,
         request=UnderstoodRequest(
-            gpus=reply.entries,
-            **options,
-            visible=request.task.visible,
-            granted=request.task.granted,
+            reply.entries, **options, visible=request.task.visible, granted=request.task.granted
         ),
-        allowed=AllowedCpus(
-            format_list(reply.allowed),
-            reply.source,
-            within=None if reply.within is None else format_list(reply.within),
-        ),
+        allowed=AllowedCpus(format_list(reply.allowed), reply.source, within),
         cpulist=format_list(reply.cpus),
         ranks=[_rank(reply, rank) for rank in reply.ranks],
         warnings=[WarningDocument(warn.code, warn.message) for warn in reply.warnings],
@@ -149,6 +143,10 @@ def document(reply: Reply) -> PlanDocument:
 def _rank(reply: Reply, rank: RankPlan) -> PlannedRank:
     gpu = rank.gpu
     names = gpu.container_names if reply.request.whose == "node" else None
+    nics = []
+    for nic, port, link in reply.nics[gpu.key]:
+        facts = (port.gbps, port.link_layer, port.netdev, nic.numa_node)
+        nics.append(PlannedNic(port.device, port.number, nic.pci_bus_id, link, *facts))
     return PlannedRank(
         rank=rank.rank,
         gpu=PlannedGpu(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.vendor, gpu.model, names),
@@ -158,19 +156,7 @@ def _rank(reply: Reply, rank: RankPlan) -> PlannedRank:
         cpulist=format_list(rank.cpus),
         physical_cores=rank.physical_cores,
         memory_node=rank.memory_node,
-        nics=[
-            PlannedNic(
-                name=near.port.device,
-                port=near.port.number,
-                pci_bus_id=near.nic.pci_bus_id,
-                link=near.link,
-                gbps=near.port.gbps,
-                link_layer=near.port.link_layer,
-                netdev=near.port.netdev,
-                numa_node=near.nic.numa_node,
-            )
-            for near in reply.nics[rank.gpu.key]
-        ],
+        nics=nics,
         environment={"OMP_NUM_THREADS": f"{rank.threads}", **reply.visible.get(rank.rank, {})},
         reasons=rank.reasons,
     )

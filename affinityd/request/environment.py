@@ -218,7 +218,6 @@ def number(text: str | None) -> int | None:
 
 
 def _ranks(environ: Environment) -> Iterator[Rank]:
-    """Yield the rank that each launcher gave, the nearest first."""
     for variable, sizes in LAUNCHERS.items():
         rank = _count(environ, variable)
         if rank is None:

@@ -34,13 +34,11 @@ def _shell(reply: Reply) -> Iterator[str]:
 
 
 def _nics(reply: Reply) -> Iterator[str]:
-    """Yield the variables that give libraries the ranks' RDMA devices."""
     for library in UNASKED if reply.rdma else ():
         yield f"{NIC_VARIABLES[library]}={nic_value(library, reply.rdma)}"
 
 
 def _map_gpu(reply: Reply) -> Iterator[str]:
-    """Yield srun's option that gives each rank its GPUs."""
     gpus: dict[int, list[str]] = {}
     for place, rank in enumerate(reply.plan.ranks):
         name = reply.entries[place] if reply.request.choose else f"{rank.gpu.index}"

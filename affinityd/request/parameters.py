@@ -72,14 +72,16 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
             raise InvalidRequestError(f"{name}: {error}") from None
     if "scope" in values:
         values.setdefault("mode", "all")  # node is all of the node, for any scope
-    options = Options(**{name: values.pop(name) for name in _OPTION_NAMES & values.keys()})
+    of_options = Options.__annotations__.keys() & values.keys()
+    options = Options(**{name: values.pop(name) for name in of_options})
     most = options.max_physical_cores
     if most is not None and options.min_physical_cores > most:
         raise InvalidRequestError(
             f"min_physical_cores={options.min_physical_cores} is more than "
             f"max_physical_cores={most}; make it no more than that"
         )
-    task = Task(**{name: values.pop(name) for name in _OF_TASK if name in values})
+    of_task = Task.__annotations__.keys() & values.keys()
+    task = Task(**{name: values.pop(name) for name in of_task})
     request = Request(task, **values, options=options)
     names_one = task.ranks and len(task.rank or ()) == 1
     if task.job and (task.rank or task.ranks) and not names_one:
@@ -255,9 +257,6 @@ PARAMETERS = {
     "format": _choice("how the answer is written", *FORMATS),
 }
 
-_OPTION_NAMES = frozenset(Options.__annotations__)
-_OF_TASK = ("gpus", "rank", "ranks", "job", "cpuset", "granted", "visible")
-
 VARIABLE = Parameter(
     str,
     "a variable of the caller's environment, like LOCAL_RANK=3; given once for each variable",
@@ -280,13 +279,6 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
         if environ.get(variable) and name not in names
     ]
     request = parse_request([*stated, *chosen])
-    variable = CHOOSE_GPU
-    try:
-        _read_boolean(environ.get(CHOOSE_GPU) or "no")
-        variable = GPU_ORDER
-        order = _read_entries(environ[GPU_ORDER]) if environ.get(GPU_ORDER) else ()
-    except ValueError as error:
-        raise InvalidRequestError(f"env: {variable}: {error}") from None
     if "gpus" not in names and chooses_gpu(environ):
         request = request._replace(choose="gpu")
     if request.gpus_per_rank and not request.choose:
@@ -298,7 +290,10 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
     if not environ:
         return request
     task = read_task(environ, request.task, request.options, names)
-    task = replace(task, gpu_order=order, opened=request.task.granted)
+    order = environ.get(GPU_ORDER)
+    task = replace(task, opened=request.task.granted)
+    if order:
+        task = replace(task, gpu_order=_read_entries(order))
     if request.choose:
         task = read_masks(environ, task)
     options = request.options
@@ -321,6 +316,10 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
             raise InvalidRequestError(f"env: {name} is given twice; give it once")
         try:
             environ[name] = plain(value if name in LONG_LISTS else read_listed(value))
+            if name == CHOOSE_GPU and value:
+                _read_boolean(value)
+            if name == GPU_ORDER and value:
+                _read_entries(value)
         except ValueError as error:
             raise InvalidRequestError(f"env: {name}: {error}") from None
     return environ

@@ -201,7 +201,6 @@ def plan_chosen(resolved: Resolved) -> Planned | None:
 
 
 def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
-    """Return the ranks that ask, and how many there are. Raises AffinityError."""
     if task.slurm:
         return [task.slurm.number], task.slurm.tasks
     if not task.rank:  # a command asks for all

@@ -51,10 +51,6 @@ FILE = r"(minor|drm|davinci|accel):[0-9]{1,9}"  #: a device file
 VENDORS = {"minor": ("nvidia",), "drm": ("amd", "8086"), "davinci": ("huawei",)}
 AMBIGUOUS = "ambiguous_index"
 BY_UUID = "name the GPU by its UUID"
-MIXED = (
-    "this machine has GPUs of several models, which CUDA numbers fastest first: set "
-    "CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs"
-)
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,6 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
 
 
 def _read_numberings(environ: Environment, stated: Task) -> Task:
-    """Return a task with what its variables say of how it counts GPUs, and the CPUs to plan on."""
     task = replace(
         stated,
         cpuset=None if stated.cpuset is None else env.cpus_to_plan_on(environ, stated.cpuset),
@@ -247,7 +242,6 @@ def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
 def _slice_of(
     environ: Environment, stated: Task, launched: Rank | None, *, is_named: bool
 ) -> CpuSet | None:
-    """Return the CPUs to which a launcher bound a rank. Raises InvalidRequestError."""
     is_task = launched is not None and launched.variable == env.SLURM_TASK and launched.size
     if is_named and launched and is_task and _has_slurm_masks(environ):
         slices = [mask for mask in _bind_list(environ)[: launched.size] if mask]
@@ -326,7 +320,6 @@ def read_masks(environ: Environment, task: Task) -> Task:
 
 
 def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None) -> SlurmTask:
-    """Return a task of srun, whose own facts its plan follows from."""
     gpu_bind = environ.get("SLURM_TRES_BIND", "").removeprefix("gres/gpu:")
     return SlurmTask(
         number=task,
@@ -473,7 +466,9 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
     are_identified = all(gpu.pci_id for gpu in gpus)
     models = {gpu.pci_id if are_identified else gpu.model for gpu in gpus}
     if len(models) > 1 and not task.is_in_bus_order:
-        return Doubt(MIXED, frozenset(gpu.key for gpu in gpus))
+        why = "this machine has GPUs of several models, which CUDA numbers fastest first"
+        remedy = f"set {env.DEVICE_ORDER}={env.BUS_ORDER}, or name GPUs by their UUIDs"
+        return Doubt(f"{why}: {remedy}", frozenset(gpu.key for gpu in gpus))
     for device in seen.by_index.values():
         variable = env.RENUMBERING.get(device.gpu.vendor)
         if variable in task.renumbering:
