@@ -68,8 +68,6 @@ class ScanChild:
                     os.nice(NICENESS)
                 for number in (signal.SIGINT, signal.SIGTERM):  # the daemon takes them, ends first
                     signal.signal(number, signal.SIG_IGN)
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
                 with suppress(OSError, EOFError):  # the daemon has ended
                     work(pipe)
             finally:
@@ -79,20 +77,17 @@ class ScanChild:
     def scan(self, topology: Topology, containers: ContainerNames) -> None:
         """Have it scan; `containers` are those known by name.
 
-        Raises FatalError where it has ended: one that hangs ends itself.
+        Raises FatalError where it has ended or hangs; then it is killed.
         """
         try:
             self._pipe.send((None if topology is self._sent else topology, dict(containers)))
+            if not self._pipe.poll(HUNG_SECONDS):
+                os.kill(self._pid, signal.SIGKILL)
+                raise FatalError(f"a scan of the processes has hung for {HUNG_SECONDS:g} s")
             head = json.loads(self._pipe.recv_bytes())
             texts = {name: self._pipe.recv_bytes() for name in head["texts"]} if head else {}
         except (OSError, EOFError):
-            end = "the process that scans the processes has ended"
-            status = 0
-            with suppress(ChildProcessError):  # SIGCHLD is ignored: the kernel has taken the status
-                _, status = os.waitpid(self._pid, 0)
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-                end = f"a scan of the processes has hung for {HUNG_SECONDS:g} s"
-            raise FatalError(end) from None
+            raise FatalError("the process that scans the processes has ended") from None
         self._sent = topology
         if head:
             self.last = ScanResult(head["boot"], texts)
@@ -123,7 +118,6 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
         if changed is not None:  # as it is at the first scan
             topology = changed
         result = None
-        signal.setitimer(signal.ITIMER_REAL, HUNG_SECONDS)  # which ends the child
         with failures.logged():
             scan = scan or make()
             result = scan(topology, containers)
@@ -133,4 +127,3 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
             head = {"boot": result.boot, "texts": list(result.texts)}
             for part in (json.dumps(head).encode(), *result.texts.values()):
                 pipe.send_bytes(part)
-        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -86,32 +86,24 @@ def test_a_failed_scan_is_a_line_with_its_traceback_and_the_next_one_is_made(
     assert "in fails_once" in line["exception"]
 
 
-@pytest.mark.parametrize("taken", [signal.SIG_DFL, signal.SIG_IGN])
-def test_a_child_that_has_ended_is_fatal_in_one_line(taken: signal.Handlers) -> None:
-    before = signal.signal(signal.SIGCHLD, taken)
+def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
     ends = scanning(lambda *_: os._exit(1))
-    try:
-        with ends as child, pytest.raises(FatalError, match=r"\Athe process .* has ended\Z"):
-            child.scan(MACHINE, {})
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+    with ends as child, pytest.raises(FatalError, match=r"\Athe process that scans .* has ended\Z"):
+        child.scan(MACHINE, {})
 
 
-def test_a_child_that_hangs_is_killed_and_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "hang", [lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSTOP)]
+)
+def test_a_child_that_hangs_or_is_stopped_is_killed_and_fatal(
+    monkeypatch: pytest.MonkeyPatch, hang: Callable[[], None]
+) -> None:
     monkeypatch.setattr(module, "HUNG_SECONDS", 0.1)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # as a supervisor may leave it
-    with scanning(lambda *_: time.sleep(600)) as child:  # type: ignore[arg-type]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-        with pytest.raises(FatalError, match=r"\Aa scan of the processes has hung for 0\.1 s\Z"):
-            child.scan(MACHINE, {})
-
-
-def test_time_between_two_scans_is_no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HUNG_SECONDS", 0.5)
-    with scanning(lambda *_: FOUND) as child:
-        scanned(child)
-        time.sleep(0.7)
-        scanned(child)
+    with (
+        scanning(lambda *_: hang()) as child,  # type: ignore[arg-type]
+        pytest.raises(FatalError, match=r"\Aa scan of the processes has hung for 0\.1 s\Z"),
+    ):
+        child.scan(MACHINE, {})
 
 
 HANGING = """
