@@ -4,8 +4,7 @@ An address is the path of a unix socket, or http://HOST:PORT, whose host is a nu
 init`, the only command that asks over TCP, looks names up. A socket's place is its trust: only root
 can make /run/affinityd, and only the user can make the others that a client asks.
 
-It is written on `socket`: every rank would wait for `http.client`, which takes longer to import
-than Python to start.
+Every rank would wait for `http.client`, which takes longer to import than Python to start.
 """
 
 from __future__ import annotations

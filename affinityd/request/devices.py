@@ -234,21 +234,19 @@ def _read_list(variable: str, text: str, seen: VisibleDevices) -> VisibleDevices
     entries = text.split(",")
     is_by_uuid = text.startswith(UUID_KINDS)
     devices = _by_uuid(entries, seen) if is_by_uuid else _by_index(entries, seen)
-    hidden_by, cut = seen.hidden_by, seen.cut
+    by_index = dict(enumerate(devices))
+    view = seen._replace(by_index=by_index, nameable=devices)
+    if is_by_uuid:
+        view = view._replace(doubt=None)
+    listed = f"{variable}={quote(text)}"
     if not devices:
-        hidden_by = hidden_by or f"{variable}={quote(text)}"
-    elif len(devices) < len(entries):
-        cut = (
-            f"{variable}={quote(text)} ends before {quote(entries[len(devices)])}, which is not "
-            "here, as the driver reads it"
+        return view._replace(hidden_by=seen.hidden_by or listed)
+    if len(devices) < len(entries):
+        end = (
+            f"ends before {quote(entries[len(devices)])}, which is not here, as the driver reads it"
         )
-    return VisibleDevices(
-        dict(enumerate(devices)),
-        devices,
-        hidden_by=hidden_by,
-        doubt=None if is_by_uuid else seen.doubt,
-        cut=cut,
-    )
+        return view._replace(cut=f"{listed} {end}")
+    return view
 
 
 def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:

@@ -14,13 +14,7 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner import Options
 from affinityd.planner.modes import MODES
-from affinityd.request.environment import (
-    ENV,
-    LONG_LISTS,
-    MAX_ENTRIES,
-    READ,
-    chooses_gpu,
-)
+from affinityd.request.environment import ENV, LONG_LISTS, MAX_ENTRIES, READ, chooses_gpu
 from affinityd.request.task import Task, read_masks, read_task
 from affinityd.text import one_of, quote, whole_number
 

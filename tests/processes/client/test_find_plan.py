@@ -367,12 +367,3 @@ def test_a_replayed_node_beside_the_default_socket_is_passed_over(
         write_node(published, replace(NODE, replayed=replayed))
         for spelled in (socket_path, otherwise):
             assert local_plan.find_node([spelled]).source == source
-
-
-def test_settings_choose_the_machine(socket_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AFFINITYD_MACHINE", "mi250x")
-    monkeypatch.setenv("AFFINITYD_RESERVED_CPUS", "0,8")
-    local = local_plan.find_node([socket_path])
-    assert (local.node.topology, local.node.reserved) == (machine("mi250x"), frozenset({0, 8}))
-    replayed = "AFFINITYD_MACHINE is 'mi250x': planned on a replayed machine, not on this one"
-    assert (local.source, local.replayed) == ("sysfs", replayed)

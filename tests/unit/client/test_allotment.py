@@ -89,11 +89,6 @@ def test_jobs_in_one_part_of_a_machine_are_told_that_a_unique_mode_is_not() -> N
         assert [code for code in codes(reply) if code == "not_unique"] == expected
 
 
-def test_a_chosen_cpuset_is_no_allotment() -> None:
-    reply = planned("CUDA_VISIBLE_DEVICES=0", "0-31", Node(TWO_NODES), cpuset="0-16")
-    assert (format_list(reply.cpus), reply.locality) == ("16", "local")
-
-
 MPIRUN = "OMPI_COMM_WORLD_LOCAL_RANK={} OMPI_COMM_WORLD_LOCAL_SIZE=8"
 SRUN = "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1 SLURM_GPUS_ON_NODE=8"
 
