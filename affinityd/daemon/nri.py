@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -28,18 +29,9 @@ from affinityd.kubernetes import nri as session
 from affinityd.kubernetes import pods
 from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.adjust import (
-    FAILED,
-    KEPT,
-    LEFT,
-    NO_GPU,
-    NOT_CHOSEN,
-    NOT_PLACED,
-    OBSERVED,
-    OUTCOMES,
-    PINNED,
     PLACED_ANNOTATION,
-    UNKNOWN,
     Adjustment,
+    Outcome,
     adjust,
     granted,
     hides_gpus,
@@ -48,31 +40,25 @@ from affinityd.kubernetes.nri.choices import Choices, Rules, choices_of, is_chos
 from affinityd.kubernetes.nri.messages import Container, Pod
 from affinityd.kubernetes.pods import devices
 from affinityd.linux.cgroup import cpuset_at
-from affinityd.topology.model import Topology
+from affinityd.topology.model import GpuKey, Topology
 
 log = logging.getLogger(__name__)
 
 KUBELET_SECONDS = 0.4  #: for its answer; the runtime waits 2 s for the plugin's
 FIRST_LOOK = 0.05  #: seconds between two looks whether the machine has been read
-NO_NAMESPACE = "none, only pods with the label affinityd=on"
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  #: seconds between two attempts
+FIRST_PAUSE = 1.0  #: seconds between the first two attempts
+LONGEST_PAUSE = 30.0
 SYNCHRONIZE_SECONDS = 1.0  #: for the containers that run; those that are left are tried again
 ATTEMPTS_SECONDS = 0.2  #: for those that are tried again, while the runtime may ask for others
 
-CONNECTED = "1 while a container runtime knows the NRI plugin, else 0."
-REQUESTS = (
-    "Containers that the runtime told of at their creation, or resize, by outcome and by the "
-    "locality of their CPUs."
-)
-CONTAINERS = (
-    "Living containers with GPUs in chosen pods, by the locality of their CPUs and by state: "
-    "pinned by affinityd, kept where kubelet or another had set them, observed, left where a "
-    "change could take the GPU away, missed."
-)
-
-MISSED = "missed"
 #: Outcome → the state of a container with GPUs for which the plugin was asked.
-STATES = {PINNED: PINNED, KEPT: KEPT, OBSERVED: OBSERVED, LEFT: LEFT, UNKNOWN: MISSED}
+STATE_OF_OUTCOME: Mapping[Outcome, str] = {
+    "pinned": "pinned",
+    "kept": "kept",
+    "observed": "observed",
+    "left": "left",
+    "unknown": "missed",
+}
 
 
 @dataclass
@@ -81,7 +67,7 @@ class Known:
 
     pod: Pod
     container: Container
-    made: Adjustment  #: with the cpuset that affinityd gave it, if it did
+    adjustment: Adjustment  #: with the cpuset that affinityd gave it, if it did
     is_created: bool  #: the runtime can change it
     pause: float = 0.0  #: seconds between the last two attempts
     is_logged: bool = False  #: why it was missed
@@ -90,12 +76,12 @@ class Known:
     @property
     def is_missed(self) -> bool:
         """Whether it is to be tried again."""
-        return self.is_created and self.made.outcome == UNKNOWN
+        return self.is_created and self.adjustment.outcome == "unknown"
 
     @property
     def has_others_cpus(self) -> bool:
         """Whether its cpuset is kubelet's, or another's, as far as is known."""
-        return bool(self.container.cpus) and not self.made.cpus
+        return bool(self.container.cpus) and not self.adjustment.cpus
 
 
 class NriPlugin:
@@ -114,13 +100,16 @@ class NriPlugin:
         self._service = service
         self._read_again = read_again
         default = Choices(nics=config.variables().get(NICS, ""))
+        namespaces = {}
+        for name, texts in settings.nri_namespaces.items():
+            namespaces[name] = read_choices(texts, default, f"the namespace {name}: ")
+        folder = None
+        if settings.nri_mount:
+            folder = str(Path(settings.socket).absolute().parent)
         self._rules = Rules(
-            namespaces={
-                name: read_choices(texts, default, f"the namespace {name}: ")
-                for name, texts in settings.nri_namespaces.items()
-            },
+            namespaces=namespaces,
             default=default,
-            folder=str(Path(settings.socket).absolute().parent) if settings.nri_mount else None,
+            folder=folder,
             verbs=verbs_files,
             without_request=settings.nri_without_request,
         )
@@ -144,37 +133,46 @@ class NriPlugin:
     @property
     def names(self) -> dict[str, tuple[str, str, str]]:
         """The names of namespace, pod and container, by the container's id."""
-        return {
-            known.container.id: (known.pod.namespace, known.pod.name, known.container.name)
-            for known in [*self._containers.values()]
-        }
+        names = {}
+        for known in [*self._containers.values()]:
+            container = known.container
+            names[container.id] = (known.pod.namespace, known.pod.name, container.name)
+        return names
 
     @property
     def states(self) -> dict[str, tuple[str, str]]:
         """The state and locality of containers with GPUs, by id."""
         states = {}
         for known in [*self._containers.values()]:
-            state = STATES.get(known.made.outcome)
-            if state and (state != MISSED or granted(known.container)):
-                states[known.container.id] = state, known.made.locality
+            state = STATE_OF_OUTCOME.get(known.adjustment.outcome)
+            if state and (state != "missed" or granted(known.container)):
+                states[known.container.id] = (state, known.adjustment.locality)
         return states
 
     def metrics(self) -> Iterator[Metric]:
         """Yield its metrics."""
-        yield GaugeMetricFamily("affinityd_nri_connected", CONNECTED, int(self.is_known))
-        labels = ("outcome", "locality")
-        requests = CounterMetricFamily("affinityd_nri_requests_total", REQUESTS, labels=labels)
-        containers = GaugeMetricFamily(
-            "affinityd_nri_containers", CONTAINERS, labels=("state", "locality")
+        yield GaugeMetricFamily(
+            "affinityd_nri_connected",
+            "1 while a container runtime knows the NRI plugin, else 0.",
+            int(self.is_known),
         )
-        for family, words, counted in (
-            (requests, OUTCOMES, self.outcomes),
-            (containers, STATES.values(), Counter(self.states.values())),
-        ):
-            numbers = {(word, ""): 0 for word in words} | dict(counted)
-            for values, number in numbers.items():
-                family.add_metric(values, number)
-            yield family
+        requests = CounterMetricFamily(
+            "affinityd_nri_requests_total",
+            "Containers that the runtime told of at their creation, or resize, by outcome and by "
+            "the locality of their CPUs.",
+            labels=("outcome", "locality"),
+        )
+        _add_counts(requests, get_args(Outcome), self.outcomes)
+        yield requests
+        containers = GaugeMetricFamily(
+            "affinityd_nri_containers",
+            "Living containers with GPUs in chosen pods, by the locality of their CPUs and by "
+            "state: pinned by affinityd, kept where kubelet or another had set them, observed, "
+            "left where a change could take the GPU away, missed.",
+            labels=("state", "locality"),
+        )
+        _add_counts(containers, STATE_OF_OUTCOME.values(), Counter(self.states.values()))
+        yield containers
 
     def _run(self) -> None:
         pause = 0.0
@@ -196,52 +194,73 @@ class NriPlugin:
                 ):
                     self.is_known = True
                     self._losses.forget()
-                    chosen = ", ".join(sorted(self._rules.namespaces)) or NO_NAMESPACE
-                    known = "NRI at %s: the runtime knows the plugin; namespaces: %s"
-                    log.info(known, self._socket, chosen)
+                    self._log_connected()
                 raise ConnectionError("the runtime closed the connection")
             # A runtime drops a plugin that was late: it is not made to wait at once again.
-            is_stable = time.monotonic() - began > LONGEST_PAUSE
-            pause = FIRST_PAUSE if is_stable else max(FIRST_PAUSE, min(2 * pause, LONGEST_PAUSE))
+            if time.monotonic() - began > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
+            else:
+                pause = max(FIRST_PAUSE, min(2 * pause, LONGEST_PAUSE))
             self.is_known = False
             self._listed = []
-            for container in [id_ for id_, known in self._containers.items() if known.is_missed]:
-                del self._containers[container]  # the runtime tells of them again
+            for container, known in [*self._containers.items()]:
+                if known.is_missed:
+                    del self._containers[container]  # the runtime tells of them again
             time.sleep(pause)
+
+    def _log_connected(self) -> None:
+        namespaces = ", ".join(sorted(self._rules.namespaces))
+        log.info(
+            "NRI at %s: the runtime knows the plugin; namespaces: %s",
+            self._socket,
+            namespaces or "none, only pods with the label affinityd=on",
+        )
 
     def _create_container(self, request: bytes) -> bytes:
         """Return a CreateContainerResponse."""
         pod, container = messages.created(request)
-        known = Known(pod, container, Adjustment(FAILED), is_created=False)
+        known = Known(pod, container, Adjustment("failed"), is_created=False)
         self._containers[container.id] = known
-        made = known.made = self._adjusted(known)
-        self._count(made)
-        cpus, memory_nodes = format_list(made.cpus), format_list(made.memory_nodes)
-        mark = {PLACED_ANNOTATION: f"{cpus} {made.locality}"} if cpus else {}
-        return messages.adjusted(made.environment, made.folder, cpus, memory_nodes, mark)
+        adjustment = self._adjusted(known)
+        known.adjustment = adjustment
+        self._count(adjustment)
+        cpus = format_list(adjustment.cpus)
+        annotations = {}
+        if cpus:
+            annotations[PLACED_ANNOTATION] = f"{cpus} {adjustment.locality}"
+        return messages.adjusted(
+            adjustment.environment,
+            adjustment.folder,
+            cpus,
+            format_list(adjustment.memory_nodes),
+            annotations,
+        )
 
     def _update_container(self, request: bytes) -> bytes:
         """Return an UpdateContainerResponse: the CPUs of one that was resized."""
         pod, container = messages.updating(request)
-        if (known := self._containers.get(container.id)) is None:
+        known = self._containers.get(container.id)
+        if known is None:
             return b""
-        before = known.made
-        if parse_list(container.cpus) not in {before.cpus, frozenset()}:
+        before = known.adjustment
+        cpus = parse_list(container.cpus)
+        if cpus and cpus != before.cpus:
             known.container = container  # the CPUs to come are another's choice
-            if before.outcome in {PINNED, UNKNOWN}:
-                known.made = Adjustment(KEPT) if before.cpus else self._adjusted(known)
+            if before.outcome in {"pinned", "unknown"}:
+                known.adjustment = Adjustment("kept") if before.cpus else self._adjusted(known)
             return b""
-        known.pod, known.container = pod, replace(container, cpus="")
-        if before.outcome != PINNED:
+        known.pod = pod
+        known.container = replace(container, cpus="")
+        if before.outcome != "pinned":
             return b""
-        made = self._adjusted(known)
-        if made.outcome == UNKNOWN:  # it is tried again, and has its CPUs until then
-            known.made = replace(made, cpus=before.cpus)
-        if made.outcome != PINNED or made.cpus == before.cpus:
+        adjustment = self._adjusted(known)
+        if adjustment.outcome == "unknown":  # it is tried again, and has its CPUs until then
+            known.adjustment = replace(adjustment, cpus=before.cpus)
+        if adjustment.outcome != "pinned" or adjustment.cpus == before.cpus:
             return b""
-        known.made = made
-        self._count(made)
-        return messages.updates({container.id: format_list(made.cpus)})
+        known.adjustment = adjustment
+        self._count(adjustment)
+        return messages.updates({container.id: format_list(adjustment.cpus)})
 
     def _stop_container(self, request: bytes) -> bytes:
         """Return a StopContainerResponse."""
@@ -255,13 +274,16 @@ class NriPlugin:
         if more:
             return messages.updates({}, more=True)
         # Those with a cpuset first: which are another's bounds the plans of the rest.
-        placed = [pair for pair in self._listed if pair[1].cpus]
-        others = [pair for pair in self._listed if not pair[1].cpus]
+        with_cpuset = {}
+        without_cpuset = {}
+        for pod, container in self._listed:
+            known = Known(pod, container, Adjustment("unknown"), is_created=True)
+            if container.cpus:
+                with_cpuset[container.id] = known
+            else:
+                without_cpuset[container.id] = known
         self._listed = []
-        self._containers = {
-            container.id: Known(pod, container, Adjustment(UNKNOWN), is_created=True)
-            for pod, container in placed + others
-        }
+        self._containers = with_cpuset | without_cpuset
         return messages.updates(self._place(SYNCHRONIZE_SECONDS))
 
     def _place(self, seconds: float) -> dict[str, str]:
@@ -276,12 +298,12 @@ class NriPlugin:
                 continue
             known.pause = min(max(2 * known.pause, FIRST_PAUSE), LONGEST_PAUSE)
             known.next = now + known.pause
-            known.made = self._adjusted(known, runs=True)
-            if known.made.outcome == PINNED and not known.container.cpus:
-                cpusets[known.container.id] = format_list(known.made.cpus)
-                log.info("%s, while it runs", known.made.note)
-            elif known.made.note and known.made.outcome in {LEFT, NOT_PLACED}:
-                log.info("%s", known.made.note)
+            known.adjustment = self._adjusted(known, runs=True)
+            if known.adjustment.outcome == "pinned" and not known.container.cpus:
+                cpusets[known.container.id] = format_list(known.adjustment.cpus)
+                log.info("%s, while it runs", known.adjustment.note)
+            elif known.adjustment.note and known.adjustment.outcome in {"left", "unplaced"}:
+                log.info("%s", known.adjustment.note)
         return cpusets
 
     def _updates(self) -> tuple[float | None, Mapping[str, bytes]]:
@@ -293,18 +315,21 @@ class NriPlugin:
                 cpusets = self._place(ATTEMPTS_SECONDS)
             seconds = self._seconds_until_next()
         self._resources = None  # the next request comes later
-        return seconds, {
-            name: messages.updates({name: cpus}, may_fail=False) for name, cpus in cpusets.items()
-        }
+        changes = {}
+        for container, cpus in cpusets.items():
+            changes[container] = messages.updates({container: cpus}, may_fail=False)
+        return seconds, changes
 
     def _seconds_until_next(self) -> float | None:
         times = [known.next for known in self._containers.values() if known.is_missed]
-        return max(min(times) - time.monotonic(), 0.0) if times else None
+        if not times:
+            return None
+        return max(min(times) - time.monotonic(), 0.0)
 
     def _refused(self, container: str) -> None:
         """Take that the runtime did not make the change to a container: it is tried again."""
         if known := self._containers.get(container):
-            known.made = Adjustment(UNKNOWN)
+            known.adjustment = Adjustment("unknown")
             log.warning("the runtime refused CPUs for %s, which is tried again", self._name(known))
 
     def _state_changed(self, event: bytes) -> bytes:
@@ -316,13 +341,13 @@ class NriPlugin:
             known.next = time.monotonic() + FIRST_PAUSE
         return b""
 
-    def _count(self, made: Adjustment) -> None:
-        self.outcomes[made.outcome, made.locality] += 1
-        if made.note:
-            log.info("%s", made.note)
+    def _count(self, adjustment: Adjustment) -> None:
+        self.outcomes[adjustment.outcome, adjustment.locality] += 1
+        if adjustment.note:
+            log.info("%s", adjustment.note)
 
     def _failed(self) -> None:
-        self.outcomes[FAILED, ""] += 1
+        self.outcomes["failed", ""] += 1
 
     def _name(self, known: Known) -> str:
         return f"container {known.pod.namespace}/{known.pod.name}/{known.container.name}"
@@ -330,14 +355,17 @@ class NriPlugin:
     def _adjusted(self, known: Known, *, runs: bool = False) -> Adjustment:
         """Return the changes to a container; `runs`: while it runs. Failures are logged once."""
         name = self._name(known)
-        outcome = UNKNOWN
+        outcome: Outcome = "unknown"
         try:
             if runs and known.container.cpus:
                 return self._judge(known)
-            made = self._plan(known, self._within(known), runs=runs)
-            return replace(made, note=made.note and f"{name}: {made.note}")
+            adjustment = self._plan(known, self._within(known), runs=runs)
+            if not adjustment.note:
+                return adjustment
+            return replace(adjustment, note=f"{name}: {adjustment.note}")
         except InvalidRequestError as error:
-            outcome, why = NOT_PLACED, f"not adjusted: {error}"
+            outcome = "unplaced"
+            why = f"not adjusted: {error}"
         except (AffinityError, OSError, ValueError) as error:
             why = f"not adjusted, and tried again: {error}"
             if isinstance(error, NoSuchGpuError) and not known.is_logged:
@@ -348,15 +376,17 @@ class NriPlugin:
         return Adjustment(outcome)
 
     def _judge(self, known: Known) -> Adjustment:
-        """Return what has become of a running container with a cpuset: PINNED where it is ours."""
+        """Return what became of a running container with a cpuset: "pinned" if it is ours."""
         # Its pod's author cannot set its annotations. One that was placed while it ran has none.
         cpus = parse_list(known.container.cpus)
         placed, _, locality = known.container.annotations.get(PLACED_ANNOTATION, "").partition(" ")
         if placed == known.container.cpus:
-            return Adjustment(PINNED, cpus=cpus, locality=locality)
+            return Adjustment("pinned", cpus=cpus, locality=locality)
         bare = replace(known, container=replace(known.container, cpus=""))
-        made = self._plan(bare, cpuset_at(known.pod.cgroup), anyway=True)
-        return made if made.cpus == cpus else self._plan(known, cpuset_at(known.pod.cgroup))
+        adjustment = self._plan(bare, cpuset_at(known.pod.cgroup), anyway=True)
+        if adjustment.cpus == cpus:
+            return adjustment
+        return self._plan(known, cpuset_at(known.pod.cgroup))
 
     def _plan(
         self, known: Known, within: CpuSet | None, *, runs: bool = False, anyway: bool = False
@@ -365,16 +395,19 @@ class NriPlugin:
         pod, container = known.pod, known.container
         gpus = granted(container)
         if not gpus and not (self._kubelet and hides_gpus(container)):
-            return Adjustment(NO_GPU)
+            return Adjustment("no_gpu")
         if not anyway and not is_chosen(pod, self._rules):
-            return Adjustment(NOT_CHOSEN)
+            return Adjustment("not_chosen")
         node = self._service.node
         gpus = gpus or self._granted_by_kubelet(node.topology, pod, container)
         if not gpus:
-            return Adjustment(NO_GPU)
+            return Adjustment("no_gpu")
         choices = choices_of(pod, self._rules)
         if anyway:
             choices = replace(choices, switch=config.ON)
+        memory = None
+        if choices.binds_memory:
+            memory = cpuset_at(pod.cgroup, kind="mems")
         return adjust(
             node,
             replace(pod, asked=max(pod.asked - self._asked_by_siblings(known), 0)),
@@ -383,17 +416,17 @@ class NriPlugin:
             choices=choices,
             granted=gpus,
             within=within,
-            memory=cpuset_at(pod.cgroup, kind="mems") if choices.binds_memory else None,
+            memory=memory,
             runs=runs,
         )
 
     def _asked_by_siblings(self, known: Known) -> int:
         """Return the CPUs that the other containers of its pod asked for, as far as is known."""
-        return sum(
-            other.container.asked
-            for other in self._containers.values()
-            if other.pod.id == known.pod.id and other.container.id != known.container.id
-        )
+        asked = 0
+        for other in self._containers.values():
+            if other.pod.id == known.pod.id and other.container.id != known.container.id:
+                asked += other.container.asked
+        return asked
 
     def _within(self, known: Known) -> CpuSet | None:
         """Return the CPUs that a container may be given, its pod's; None: that is not known.
@@ -403,7 +436,7 @@ class NriPlugin:
         """
         others = [other for other in self._containers.values() if other.has_others_cpus]
         if others and not known.container.cpus:
-            if any(other.made.outcome == UNKNOWN for other in others):
+            if any(other.adjustment.outcome == "unknown" for other in others):
                 raise AffinityError("it is not known yet whose the cpusets of other containers are")
             return None
         return cpuset_at(known.pod.cgroup)
@@ -420,11 +453,20 @@ class NriPlugin:
                 self._asks_from = time.monotonic() + FIRST_PAUSE
         if self._resources is None:
             raise OSError(self._failure)
-        mine = pod.namespace, pod.name, container.name
-        keys = {
-            key
-            for resources in self._resources
-            if resources.names == mine
-            for key, _ in devices(resources, topology)
-        }
+        keys: set[GpuKey] = set()
+        for resources in self._resources:
+            if resources.names == (pod.namespace, pod.name, container.name):
+                keys.update(key for key, _ in devices(resources, topology))
         return ",".join(gpu.pci_bus_id for gpu in topology.gpus if gpu.key in keys)
+
+
+def _add_counts(
+    family: CounterMetricFamily | GaugeMetricFamily,
+    words: Iterable[str],
+    counts: Mapping[tuple[str, str], int],
+) -> None:
+    """Add a sample for each word and locality that was counted, and 0 for each word without one."""
+    samples = {(word, ""): 0 for word in words}
+    samples.update(counts)
+    for labels, number in samples.items():
+        family.add_metric(labels, number)

@@ -11,8 +11,9 @@ Sources: NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; its k8s-device-plug
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from affinityd import config
 from affinityd.client.apply import NICS, nic_libraries
@@ -25,33 +26,55 @@ from affinityd.request.environment import JOB_CPUS, NIC_VARIABLES, nic_value
 from affinityd.request.parameters import Request
 from affinityd.request.resolve import Reply, answer
 from affinityd.request.task import Task, gpus_seen
-from affinityd.topology.model import Node
-from affinityd.topology.nearness import near_nodes, placement, vicinity
+from affinityd.topology.model import Gpu, Node
+from affinityd.topology.nearness import UNKNOWN, near_nodes, placement, vicinity
 
-NVIDIA_VISIBLE, ASCEND_VISIBLE = "NVIDIA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES"
 CDI_ANNOTATION = "cdi.k8s.io/"  #: begins the annotations that name devices of CDI
 
 #: Device files, the first kind that a container has: NVIDIA's driver brings render nodes, too.
-FILES = (
+DEVICE_FILE_PATTERNS = (
     (re.compile(r"/dev/nvidia([0-9]+)", re.ASCII), "minor:"),
     (re.compile(r"/dev/dri/renderD([0-9]+)", re.ASCII), "drm:"),
     (re.compile(r"/dev/davinci([0-9]+)", re.ASCII), "davinci:"),
     (re.compile(r"/dev/accel/accel([0-9]+)", re.ASCII), "accel:"),
 )
-CDI = (
+#: Names of CDI: of DRA's drivers, of container toolkits.
+CDI_PATTERNS = (
     (re.compile(r"k8s\.gpu\.[a-z.]+/claim=.*-gpu-([0-9]+)", re.ASCII), "minor:"),
     (re.compile(r"[a-z0-9.-]+/(?:gpu|mig|npu)=([0-9]+|GPU-.+|MIG-.+)", re.ASCII), ""),
 )
-#: Folder of the mounts by which NVIDIA's device plugin may name devices.
-BY_MOUNT = re.compile(r"/(?:var/)?run/nvidia-container-devices/((?:GPU|MIG)-[^/]+)")
-INDICES = re.compile(r"[0-9]+(?:,[0-9]+)*", re.ASCII)
-LISTED = re.compile(r"(?:[0-9]+|GPU-[^,]+|MIG-[^,]+)(?:,|$)", re.ASCII)
+#: Device files that only a privileged container has: it has every other one, too.
+PRIVILEGED_FILES = frozenset(("/dev/mem", "/dev/kmsg"))
+#: Annotation of a container that was placed at its creation: its CPUs, and their locality.
+PLACED_ANNOTATION = "affinityd/placed"
+
+#: What became of a request. "left": the container runs, and its spec lists no device file of its
+#: GPUs. "unplaced" is for good: a choice without a meaning, a GPU whose node is not known.
+Outcome = Literal[
+    "pinned",
+    "kept",
+    "observed",
+    "off",
+    "left",
+    "not_chosen",
+    "no_gpu",
+    "unknown",
+    "unplaced",
+    "failed",
+]
 
 
 def granted(container: Container) -> str:
     """Return the container's GPUs, separated by commas; "" where it has none, or none are known."""
-    ways = (*_by_files(container), _by_cdi(container), *_by_variables(container))
-    return next(filter(None, (",".join(names) for names in ways)), "")
+    gpus = _by_files(container) or _by_cdi(container) or _by_mounts(container)
+    if gpus:
+        return ",".join(gpus)
+    nvidia = listed(container)
+    if nvidia is not None:
+        return nvidia
+    ascend = container.environment.get("ASCEND_VISIBLE_DEVICES", "")
+    is_list = re.fullmatch(r"[0-9]+(?:,[0-9]+)*", ascend, re.ASCII)
+    return ascend if is_list else ""
 
 
 def hides_gpus(container: Container) -> bool:
@@ -59,8 +82,13 @@ def hides_gpus(container: Container) -> bool:
 
     A privileged one has every device file; CDI's names may be of a form that is not known here.
     """
-    names_cdi = any(name.startswith(CDI_ANNOTATION) for name in container.annotations)
-    return bool(PRIVILEGED & {*container.devices} or container.cdi_devices or names_cdi)
+    if _is_privileged(container) or container.cdi_devices:
+        return True
+    return any(name.startswith(CDI_ANNOTATION) for name in container.annotations)
+
+
+def _is_privileged(container: Container) -> bool:
+    return not PRIVILEGED_FILES.isdisjoint(container.devices)
 
 
 def _lists_gpus(container: Container, gpus: int) -> bool:
@@ -70,61 +98,68 @@ def _lists_gpus(container: Container, gpus: int) -> bool:
     spec's devices alone: a GPU that libnvidia-container let in beside the spec would be lost
     (NVIDIA/nvidia-container-toolkit#1397).
     """
-    listed = [sum(bool(kind.fullmatch(it)) for it in container.devices) for kind, _ in FILES]
-    return max(listed) >= gpus
+    for pattern, kind in DEVICE_FILE_PATTERNS:
+        if len(_files_of(container, pattern, kind)) >= gpus:
+            return True
+    return False
 
 
 def listed(container: Container) -> str | None:
     """Return the value of NVIDIA's variable; None: it proves nothing."""
-    value = container.environment.get(NVIDIA_VISIBLE, "")
-    return value if LISTED.match(value) else None
+    value = container.environment.get("NVIDIA_VISIBLE_DEVICES", "")
+    names_gpus = re.match(r"(?:[0-9]+|GPU-[^,]+|MIG-[^,]+)(?:,|$)", value, re.ASCII)
+    return value if names_gpus else None
 
 
-def _by_files(container: Container) -> Iterator[list[str]]:
-    if not PRIVILEGED.isdisjoint(container.devices):
-        return
-    for pattern, kind in FILES:
-        yield [f"{kind}{it[1]}" for name in container.devices if (it := pattern.fullmatch(name))]
+def _by_files(container: Container) -> list[str]:
+    if _is_privileged(container):
+        return []
+    for pattern, kind in DEVICE_FILE_PATTERNS:
+        gpus = _files_of(container, pattern, kind)
+        if gpus:
+            return gpus
+    return []
+
+
+def _files_of(container: Container, pattern: re.Pattern[str], kind: str) -> list[str]:
+    """Return the device files of one kind, each as a name of a GPU."""
+    gpus = []
+    for path in container.devices:
+        match = pattern.fullmatch(path)
+        if match:
+            gpus.append(f"{kind}{match[1]}")
+    return gpus
 
 
 def _by_cdi(container: Container) -> list[str]:
-    annotations = container.annotations.items()
-    texts = (text for name, text in annotations if name.startswith(CDI_ANNOTATION))
-    names = {*container.cdi_devices, *(name for text in texts for name in text.split(","))}
-    return [
-        f"{kind}{match[1]}"
-        for name in sorted(names)
-        for pattern, kind in CDI
-        if (match := pattern.fullmatch(name))
-    ]
+    names = {*container.cdi_devices}
+    for annotation, text in container.annotations.items():
+        if annotation.startswith(CDI_ANNOTATION):
+            names.update(text.split(","))
+    gpus = []
+    for name in sorted(names):
+        for pattern, kind in CDI_PATTERNS:
+            match = pattern.fullmatch(name)
+            if match:
+                gpus.append(f"{kind}{match[1]}")
+    return gpus
 
 
-def _by_variables(container: Container) -> Iterator[list[str]]:
-    yield [match[1] for path in container.mounts if (match := BY_MOUNT.fullmatch(path))]
-    yield (listed(container) or "").split(",")
-    ascend = container.environment.get(ASCEND_VISIBLE, "")
-    yield ascend.split(",") if INDICES.fullmatch(ascend) else []
-
-
-#: The outcomes of requests.
-PINNED, KEPT, OBSERVED, OFF = "pinned", "kept", "observed", "off"
-LEFT = "left"  #: it runs, and its spec lists no device file of its GPUs
-NOT_CHOSEN, NO_GPU, UNKNOWN = "not_chosen", "no_gpu", "unknown"
-NOT_PLACED = "unplaced"  #: for good: a choice without a meaning, a GPU whose node is not known
-FAILED = "failed"
-OUTCOMES = (PINNED, KEPT, OBSERVED, OFF, LEFT, NOT_CHOSEN, NO_GPU, UNKNOWN, NOT_PLACED, FAILED)
-#: Annotation of a container that was placed at its creation: its CPUs, and their locality.
-PLACED_ANNOTATION = "affinityd/placed"
-
-#: Device files that only a privileged container has: it has every other one, too.
-PRIVILEGED = frozenset(("/dev/mem", "/dev/kmsg"))
+def _by_mounts(container: Container) -> list[str]:
+    """Return the GPUs that NVIDIA's device plugin names by mounts in a folder of its own."""
+    gpus = []
+    for path in container.mounts:
+        match = re.fullmatch(r"/(?:var/)?run/nvidia-container-devices/((?:GPU|MIG)-[^/]+)", path)
+        if match:
+            gpus.append(match[1])
+    return gpus
 
 
 @dataclass(frozen=True)
 class Adjustment:
     """The changes to a container, and their outcome."""
 
-    outcome: str
+    outcome: Outcome
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None  #: of the node, mounted read only; None: none is
     cpus: CpuSet = frozenset()  #: its cpuset; empty: as it is
@@ -158,52 +193,68 @@ def adjust(
         config.read_switch_or_off(container.environment.get(config.SWITCH, "")),
     )
     if word == config.OFF:
-        return Adjustment(OFF)
-    keeps = not container.asked and rules.without_request == KEEP
+        return Adjustment("off")
     # A cpuset is another's: of kubelet's static policy, which gives every container one.
-    is_taken, cpuset = bool(container.cpus), parse_list(container.cpus)
-    usable = within if not is_taken else cpuset if within is None else cpuset & within
+    is_taken = bool(container.cpus)
+    cpuset = parse_list(container.cpus)
+    usable = within
+    if is_taken:
+        usable = cpuset if within is None else cpuset & within
     reply = _planned(node, pod, container, choices.options, granted=granted, within=usable)
     if any(rank.locality == UNKNOWN for rank in reply.ranks):
         note = "it stays, since the NUMA node of a GPU is not known"
-        return Adjustment(NOT_PLACED, note=note, locality=UNKNOWN)
+        return Adjustment("unplaced", note=note, locality=UNKNOWN)
     before = cpuset or within or node.topology.online
-    place = placement(
-        node.topology, vicinity(node.topology, [rank.gpu for rank in reply.ranks]), before
-    )
+    gpus = [rank.gpu for rank in reply.ranks]
+    place = placement(node.topology, vicinity(node.topology, gpus), before)
     where = f"CPUs {format_list(reply.cpus)} ({reply.locality})"
     if word == config.OBSERVE:
         note = f"observe: would run on {where}"
-        told = _unset(container, {"AFFINITYD_UNPINNED": note})
-        return Adjustment(OBSERVED, told, note=note, locality=place)
+        environment = _unset(container, {"AFFINITYD_UNPINNED": note})
+        return Adjustment("observed", environment, note=note, locality=place)
+    keeps = not container.asked and rules.without_request == KEEP
     is_enough = len(reply.cpus) >= min(container.asked or pod.asked, len(reply.allowed))
     pins = is_enough and not is_taken and not keeps and within is not None
-    gpus = {rank.gpu.key for rank in reply.ranks}
-    if pins and runs and not _lists_gpus(container, len(gpus)):
+    if pins and runs and not _lists_gpus(container, len({gpu.key for gpu in gpus})):
         note = "its CPUs stay until it starts again: its spec lists no device file of its GPU"
-        return Adjustment(LEFT, note=note, locality=place)
-    environment = {
-        **_facts(node, container, reply, reply.cpus if pins else before),
-        **_nics(container, reply, choices.nics, rules),
-    }
-    if pins:
-        cpus = format_list(reply.cpus)
-        environment |= {"AFFINITYD_CPULIST": cpus, "AFFINITYD_ALLOWED": cpus}
-        environment["AFFINITYD_LOCALITY"] = reply.locality
-    near = {home for rank in reply.ranks for home in near_nodes(node.topology, rank.gpu)}
-    homes = {node.topology.memory_node(home) for home in near}
-    nodes = frozenset(home for home in homes if home is not None)
-    binds = pins and choices.binds_memory and not container.memory_nodes
-    binds = binds and nodes <= (memory or set())
+        return Adjustment("left", note=note, locality=place)
+    environment = _facts(node, container, reply, reply.cpus if pins else before)
+    environment |= _nics(container, reply, choices.nics, rules)
+    folder = _folder(pod, container, rules)
+    if not pins:
+        return Adjustment(
+            "kept",
+            _unset(container, environment),
+            folder=folder,
+            note=f"its CPUs stay ({place})",
+            locality=place,
+        )
+    cpus = format_list(reply.cpus)
+    environment["AFFINITYD_CPULIST"] = cpus
+    environment["AFFINITYD_ALLOWED"] = cpus
+    environment["AFFINITYD_LOCALITY"] = reply.locality
+    memory_nodes = _memory_nodes(node, gpus)
+    is_bound = choices.binds_memory and not container.memory_nodes
+    if not is_bound or not memory_nodes <= (memory or set()):
+        memory_nodes = frozenset()
     return Adjustment(
-        PINNED if pins else KEPT,
+        "pinned",
         _unset(container, environment),
-        folder=_folder(pod, container, rules),
-        cpus=reply.cpus if pins else frozenset(),
-        memory_nodes=nodes if binds else frozenset(),
-        note=f"{where}, of {len(before)}" if pins else f"its CPUs stay ({place})",
-        locality=reply.locality if pins else place,
+        folder=folder,
+        cpus=reply.cpus,
+        memory_nodes=memory_nodes,
+        note=f"{where}, of {len(before)}",
+        locality=reply.locality,
     )
+
+
+def _memory_nodes(node: Node, gpus: Iterable[Gpu]) -> CpuSet:
+    """Return the NUMA nodes near the GPUs from which programs on their CPUs have memory."""
+    nodes = set()
+    for gpu in gpus:
+        for near in near_nodes(node.topology, gpu):
+            nodes.add(node.topology.memory_node(near))
+    return frozenset(number for number in nodes if number is not None)
 
 
 def _planned(
@@ -223,15 +274,20 @@ def _planned(
     """
     task = Task(granted=granted, nvidia_visible=listed(container), cpuset=within)
     ranks = gpus_seen(node.topology, task).by_index.values()
-    near = {near_nodes(node.topology, rank.gpu) for rank in ranks}
     gpus = len({rank.gpu.key for rank in ranks})
+    if not gpus:
+        return answer(node, Request(task, options=replace(options, cpus=None)))
+    near = {near_nodes(node.topology, rank.gpu) for rank in ranks}
     # The containers of the other GPUs there may have requested as much for each.
     others = sum(near_nodes(node.topology, gpu) in near for gpu in node.topology.gpus)
-    together = -(-container.shares * others // (CPU_SHARES * gpus)) if gpus else 0
-    part = 0  # a mode that was chosen says it
-    if options.mode == "node":
-        part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
-    each = -(-max(container.asked or max(part, pod.asked), together) // len(ranks)) if gpus else 0
+    together = -(-container.shares * others // (CPU_SHARES * gpus))  # rounded up, as are others
+    cpus = container.asked
+    if not cpus:
+        cpus = pod.asked
+        if options.mode == "node":  # another mode says it
+            part = -(-len(node.usable) * gpus // len(node.topology.gpus))
+            cpus = max(part, cpus)
+    each = -(-max(cpus, together) // len(ranks))
     return answer(node, Request(task, options=replace(options, cpus=each or None)))
 
 
@@ -256,21 +312,31 @@ def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict
 def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[str, str]:
     """Return the variables of libraries for one rank: of devices that its container can open."""
     files = {path.removeprefix("/dev/infiniband/") for path in container.devices}
-    ports = [port for port in reply.rdma if files & {*rules.verbs(port.partition(":")[0])}]
+    ports = []
+    for port in reply.rdma:
+        device = port.partition(":")[0]
+        if not files.isdisjoint(rules.verbs(device)):
+            ports.append(port)
     try:
-        names = nic_libraries(container.environment.get(NICS, nics) or "none")
+        libraries = nic_libraries(container.environment.get(NICS, nics) or "none")
     except InvalidRequestError:
         return {}
-    if len(reply.ranks) != 1 or not ports or not names:
+    if len(reply.ranks) != 1 or not ports or not libraries:
         return {}
-    told = {NIC_VARIABLES[name]: nic_value(name, ports) for name in names}
-    return {**told, "AFFINITYD_RDMA": ",".join(ports)}
+    variables = {"AFFINITYD_RDMA": ",".join(ports)}
+    for library in libraries:
+        variables[NIC_VARIABLES[library]] = nic_value(library, ports)
+    return variables
 
 
 def _folder(pod: Pod, container: Container, rules: Rules) -> str | None:
     """Return the folder of the daemon's socket, if the site lists the namespace and it is free."""
-    taken = any(_overlap(MOUNT_POINT, path.rstrip("/")) for path in container.mounts)
-    return rules.folder if rules.of_namespace(pod.namespace) and not taken else None
+    if not rules.of_namespace(pod.namespace):
+        return None
+    for path in container.mounts:
+        if _overlap(MOUNT_POINT, path.rstrip("/")):
+            return None
+    return rules.folder
 
 
 def _overlap(folder: str, other: str) -> bool:

@@ -436,7 +436,7 @@ def test_what_no_attempt_can_mend_is_not_missed_nor_tried_again(
     gpus = [replace(gpu, numa_node=None) for gpu in topology.gpus]
     plugin._service.known = Node(replace(topology, gpus=tuple(gpus)))
     of_running(plugin, runtime, created(pod_annotations=wrong), created(number=2))
-    assert {known.made.outcome for known in plugin._containers.values()} == {"unplaced"}
+    assert {known.adjustment.outcome for known in plugin._containers.values()} == {"unplaced"}
     assert states(plugin) == {}
     assert "the annotation affinityd/mode: 'x' is not one of" in caplog.text
     assert "it stays, since the NUMA node of a GPU is not known" in caplog.text
