@@ -26,9 +26,8 @@ from affinityd.request.document import PlanDocument, document
 from affinityd.request.environment import Pairs
 from affinityd.request.formats import render
 
-PAUSE = 0.2  #: seconds between two tries
 #: Conditions for a container's plan, which the whole node's need not meet.
-REFUSING = {"strict", "min_physical_cores", config.CPUS}
+CONTAINER_CONDITIONS = {"strict", "min_physical_cores", config.CPUS}
 
 #: Addresses of a daemon: a socket's path or a URL, by source.
 Addresses = Mapping[str, str]
@@ -51,10 +50,12 @@ class NodePlan:
 
 def node_query(chosen: Mapping[str, str]) -> Pairs:
     """Return the request: every GPU of the node, and where modes divide, a block for each."""
-    asked = {name: chosen[name] for name in chosen if name not in REFUSING}
-    mode = MODES.get(asked.get("mode", "node").replace("-", "_"))
-    share = {"share": "node"} if mode and mode.shares_node else {}
-    return tuple({"whose": "node", **share, **asked}.items())
+    parameters = {"whose": "node"}
+    mode = MODES.get(chosen.get("mode", "node").replace("-", "_"))
+    if mode and mode.shares_node:
+        parameters["share"] = "node"
+    parameters |= {name: chosen[name] for name in chosen if name not in CONTAINER_CONDITIONS}
+    return tuple(parameters.items())
 
 
 def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
@@ -71,7 +72,7 @@ def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
             return _of_daemon(asked, name, addresses[name], deadline)
         except DaemonError as error:
             trouble = error
-            time.sleep(min(PAUSE, left))
+            time.sleep(min(0.2, left))
     try:
         node = local_plan.find_node(list(addresses.values()))
         reply = local_plan.plan_on_node(node.node, asked)
@@ -112,7 +113,9 @@ def _looked_up(address: str) -> str:
     except (OSError, UnicodeError) as error:
         raise NoDaemonError(f"no daemon at {address}: {error}") from None
     host = str(answers[0][4][0])
-    return f"{ask_daemon.HTTP}[{host}]:{port}" if ":" in host else f"{ask_daemon.HTTP}{host}:{port}"
+    if ":" in host:  # of IPv6
+        host = f"[{host}]"
+    return f"{ask_daemon.HTTP}{host}:{port}"
 
 
 def write_scripts(folder: Path) -> None:
@@ -124,11 +127,12 @@ def write_scripts(folder: Path) -> None:
 
 def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:
     """Write defaults of variables for `run`, and the switch. Raises OutputError."""
-    assignments = (
-        f'[ -n "${{{name}-}}" ] || {name}={quote(text)}\n' for name, text in settings.items()
-    )
-    heed = "" if switch == ON else f"heed {switch}\n"
-    _write(folder / "settings", "".join([*assignments, heed]))
+    lines = ""
+    for name, text in settings.items():
+        lines += f'[ -n "${{{name}-}}" ] || {name}={quote(text)}\n'
+    if switch != ON:
+        lines += f"heed {switch}\n"
+    _write(folder / "settings", lines)
 
 
 def write_plan(folder: Path, plan: NodePlan) -> None:

@@ -33,14 +33,12 @@ from affinityd.linux import protobuf as grpc
 from affinityd.linux.protobuf import Message, Value, messages, number, numbers, read, text, texts
 from affinityd.topology.model import Gpu, GpuKey, Topology
 
-SERVICE = "/v1.PodResourcesLister"
-TIMEOUT = 2.0  #: seconds
-MOST = 10_000  #: containers of a node
+MAX_CONTAINERS = 10_000  #: of a node
 
 
-def list_pods(socket: str, timeout: float = TIMEOUT) -> bytes:
+def list_pods(socket: str, timeout: float = 2.0) -> bytes:
     """Return kubelet's answer about its pods. Raises OSError: none; ValueError: a wrong one."""
-    return grpc.call(socket, f"{SERVICE}/List", b"", timeout)
+    return grpc.call(socket, "/v1.PodResourcesLister/List", b"", timeout)
 
 
 def containers(answer: bytes) -> tuple[ContainerResources, ...]:
@@ -56,80 +54,86 @@ def _containers(answer: Value) -> Iterator[ContainerResources]:
     for pod in messages(read(answer), 1):
         containers = messages(pod, 3)
         total += len(containers)
-        if total > MOST:
-            raise ValueError(f"over {MOST} containers")
+        if total > MAX_CONTAINERS:
+            raise ValueError(f"over {MAX_CONTAINERS} containers")
         for container in containers:
             yield _of_container(text(pod, 2), text(pod, 1), container)
 
 
 def _of_container(namespace: str, pod: str, container: Message) -> ContainerResources:
-    devices = messages(container, 2)
-    names: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
-    for device in devices:
-        names[text(device, 1)] |= frozenset(texts(device, 2))
+    devices: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
+    nodes: set[int] = set()
+    for device in messages(container, 2):
+        devices[text(device, 1)] |= frozenset(texts(device, 2))
+        for place in messages(device, 3):
+            nodes.update(number(node, 1) for node in messages(place, 1))
+    claims = set()
+    for claim in messages(container, 5):
+        for device in messages(claim, 4):
+            claims.add(f"{text(device, 2)}/{text(device, 4)}")
     return ContainerResources(
         namespace,
         pod,
         container=text(container, 1),
-        devices=names,
-        claims=frozenset(
-            f"{text(device, 2)}/{text(device, 4)}"
-            for claim in messages(container, 5)
-            for device in messages(claim, 4)
-        ),
+        devices=devices,
+        claims=frozenset(claims),
         cpus=frozenset(numbers(container, 3)),
-        nodes=frozenset(
-            number(node, 1)
-            for device in devices
-            for place in messages(device, 3)
-            for node in messages(place, 1)
-        ),
+        nodes=frozenset(nodes),
     )
 
 
 #: A GPU, and a MIG instance of it; None: all of it, or an unknown one.
 Device = tuple[GpuKey, str | None]
 
-REPLICA = "::"  #: before the number of a shared device's replica
-UUID = "{}"
-INDEX, MINOR, RENDER = "index of {}: {}", "/dev/nvidia{}", "/dev/dri/renderD{}"
 #: RESOURCE/ID or DRIVER/DEVICE → the GPU's name here. Other ids are UUIDs and PCI bus ids.
-NAMES = {
-    re.compile(r"(nvidia)\.com/[^/]+/(\d+)"): INDEX,
-    re.compile(r"nvidia\.com/[^/]+/nvidia(\d+)(?:/.*)?"): MINOR,
-    re.compile(r"[^/]+/[^/]+/(GPU(?:-[0-9a-f]+){5})-\d+"): UUID,  # HAMi's replicas
-    re.compile(r"(huawei)\.com/[^/]+/Ascend.*-(\d+)"): INDEX,
-    re.compile(r"gpu\.nvidia\.com/gpu-(\d+)(?:-mig-.*)?"): MINOR,
-    re.compile(r"gpu\.amd\.com/gpu-\d+-(\d+)"): RENDER,
-}
+DEVICE_NAMES = (
+    (re.compile(r"(nvidia)\.com/[^/]+/(\d+)"), "index of {}: {}"),
+    (re.compile(r"nvidia\.com/[^/]+/nvidia(\d+)(?:/.*)?"), "/dev/nvidia{}"),
+    (re.compile(r"[^/]+/[^/]+/(GPU(?:-[0-9a-f]+){5})-\d+"), "{}"),  # HAMi's replicas
+    (re.compile(r"(huawei)\.com/[^/]+/Ascend.*-(\d+)"), "index of {}: {}"),
+    (re.compile(r"gpu\.nvidia\.com/gpu-(\d+)(?:-mig-.*)?"), "/dev/nvidia{}"),
+    (re.compile(r"gpu\.amd\.com/gpu-\d+-(\d+)"), "/dev/dri/renderD{}"),
+)
 
 
 def devices(container: ContainerResources, topology: Topology) -> frozenset[Device]:
     """Return which of the node's GPUs, and MIG instances, a container was given."""
-    by_plugins = (
-        f"{resource}/{device.partition(REPLICA)[0]}"
-        for resource, ids in container.devices.items()
-        for device in ids
-    )
-    named = {_name(device) for device in (*by_plugins, *container.claims)}
-    return frozenset(
-        (gpu.key, mig) for gpu in topology.gpus for name, mig in _names(gpu) if name in named
-    )
+    names = {_name(device) for device in container.claims}
+    for resource, ids in container.devices.items():
+        for device in ids:
+            # `::N` ends the id of a shared device's replica.
+            names.add(_name(f"{resource}/{device.partition('::')[0]}"))
+    parts: set[Device] = set()
+    for gpu in topology.gpus:
+        if not names.isdisjoint(_names(gpu)):
+            parts.add((gpu.key, None))
+        for instance in gpu.mig:
+            if instance.uuid in names:
+                parts.add((gpu.key, instance.uuid))
+    return frozenset(parts)
 
 
 def _name(device: str) -> str:
-    matches = ((name, pattern.fullmatch(device)) for pattern, name in NAMES.items())
-    whole = (name.format(*match.groups()) for name, match in matches if match)
-    return next(whole, device.rpartition("/")[2])
+    """Return the name of a GPU, of those in `_names`, that kubelet's name of a device means."""
+    for pattern, name in DEVICE_NAMES:
+        match = pattern.fullmatch(device)
+        if match:
+            return name.format(*match.groups())
+    return device.rpartition("/")[2]
 
 
-def _names(gpu: Gpu) -> Iterator[tuple[str, str | None]]:
-    """Yield the names of a GPU and of its MIG instances, each with the instance."""
-    files = {MINOR: gpu.minor, RENDER: gpu.render_minor}
-    yield INDEX.format(gpu.vendor, gpu.index), None
-    yield from ((name.format(minor), None) for name, minor in files.items() if minor is not None)
-    yield from ((name, None) for name in (gpu.pci_bus_id, gpu.uuid) if name)
-    yield from ((part.uuid, part.uuid) for part in gpu.mig)
+def _names(gpu: Gpu) -> list[str]:
+    """Return the names of a whole GPU."""
+    names = [f"index of {gpu.vendor}: {gpu.index}"]
+    if gpu.minor is not None:
+        names.append(f"/dev/nvidia{gpu.minor}")
+    if gpu.render_minor is not None:
+        names.append(f"/dev/dri/renderD{gpu.render_minor}")
+    if gpu.pci_bus_id:
+        names.append(gpu.pci_bus_id)
+    if gpu.uuid:
+        names.append(gpu.uuid)
+    return names
 
 
 def is_of_pod(process: AuditedProcess) -> bool:
@@ -147,24 +151,29 @@ def containers_of(
     `known`: those of containers that the runtime tells, by id. Of others: where several containers
     fit, or processes of several pods fit one, it is not known.
     """
-    names = {container.names for container in known.values()}
-    candidates = [some for some in candidates if some.container.names not in names]
+    named = {container.names for container in known.values()}
+    unnamed = [candidate for candidate in candidates if candidate.container.names not in named]
     groups: defaultdict[tuple[Job | None, str | None], list[ProcessFacts]] = defaultdict(list)
-    for process in filter(is_of_pod, processes):
-        member = process.facts.membership
-        groups[member.job, member.container].append(process.facts)
+    for process in processes:
+        if is_of_pod(process):
+            membership = process.facts.membership
+            groups[membership.job, membership.container].append(process.facts)
     given: dict[int, ContainerResources] = {}
     pods: defaultdict[Candidate, set[Job | None]] = defaultdict(set)
     matches = []
     for (job, container), group in groups.items():
         if container is not None and container in known:
-            given.update((facts.pid, known[container]) for facts in group)
-        elif match := _match(group, candidates):
+            for facts in group:
+                given[facts.pid] = known[container]
+            continue
+        match = _match(group, unnamed)
+        if match:
             pods[match].add(job)
             matches.append((group, match))
     for group, match in matches:
         if len(pods[match]) == 1:
-            given.update((facts.pid, match.container) for facts in group)
+            for facts in group:
+                given[facts.pid] = match.container
     return given
 
 
@@ -180,20 +189,24 @@ class Candidate:
         cls, containers: Iterable[ContainerResources], topology: Topology
     ) -> Sequence[Candidate]:
         """Return those with GPUs."""
-        with_devices = ((container, devices(container, topology)) for container in containers)
-        return [
-            cls(replace(container, gpus=tuple(sorted({gpu for gpu, _ in parts}))), parts)
-            for container, parts in with_devices
-            if parts
-        ]
+        candidates = []
+        for container in containers:
+            parts = devices(container, topology)
+            if parts:
+                gpus = tuple(sorted({gpu for gpu, _ in parts}))
+                candidates.append(cls(replace(container, gpus=gpus), parts))
+        return candidates
 
     def fits(self, facts: ProcessFacts) -> bool:
         """Return whether a process uses no other device than these, and no other CPU."""
-        holding = facts.holding
-        mig = None if holding is None else holding.mig
-        used = ((gpu, mig if gpu == facts.gpu else None) for gpu in facts.gpus)
-        cpus, cpuset = self.container.cpus, facts.cpuset
-        return all(map(self._has, used)) and (not cpus or cpuset is None or cpuset <= cpus)
+        for gpu in facts.gpus:
+            mig = None
+            if facts.holding is not None and gpu == facts.gpu:
+                mig = facts.holding.mig
+            if not self._has((gpu, mig)):
+                return False
+        cpus = self.container.cpus
+        return not cpus or facts.cpuset is None or facts.cpuset <= cpus
 
     def _has(self, device: Device) -> bool:
         gpu, mig = device
@@ -204,7 +217,9 @@ class Candidate:
 
 def _match(processes: Sequence[ProcessFacts], candidates: Iterable[Candidate]) -> Candidate | None:
     """Return the only container that fits, one with exclusive CPUs first; None: none or several."""
-    fitting = [candidate for candidate in candidates if all(map(candidate.fits, processes))]
+    fitting = list(candidates)
+    for facts in processes:
+        fitting = [candidate for candidate in fitting if candidate.fits(facts)]
     exclusive = [candidate for candidate in fitting if candidate.container.cpus]
     if exclusive and any(facts.cpuset for facts in processes):
         fitting = exclusive
@@ -219,7 +234,7 @@ class KubeletPods:
         self._path = path
         self._jobs: frozenset[Job | None] = frozenset()  # pods that there were at that answer
         self._candidates: Sequence[Candidate] = ()
-        self._given: Mapping[tuple[str, str, str], ContainerResources] = {}  # by names
+        self._given: dict[tuple[str, str, str], ContainerResources] = {}  # by names
 
     def name(
         self,
@@ -234,7 +249,9 @@ class KubeletPods:
         asked if none of the processes is in a pod, and the runtime tells of no container. Of those
         that it tells GPUs are reserved: kubelet lists pods that have ended, too.
         """
-        jobs = frozenset(process.facts.membership.job for process in filter(is_of_pod, processes))
+        jobs = frozenset(
+            process.facts.membership.job for process in processes if is_of_pod(process)
+        )
         if not jobs and not names:
             return NamedPods(processes)
         notices: list[str] = []
@@ -242,33 +259,36 @@ class KubeletPods:
             if self._path is not None:
                 answer = containers(list_pods(self._path))
                 self._candidates = Candidate.all_of(answer, topology)
-                listed = (*answer, *(some.container for some in self._candidates))
-                self._given = {container.names: container for container in listed}
+                self._given = {container.names: container for container in answer}
+                for candidate in self._candidates:
+                    self._given[candidate.container.names] = candidate.container
                 self._jobs = jobs
         except (OSError, ValueError) as error:
             notices.append(
                 f"kubelet's podresources at {self._path}: {error}: pods that began since are not "
                 "named; mount kubelet's folder pod-resources there, or set --pod-resources off"
             )
-        known = {
-            container: self._given.get(its, ContainerResources(*its))
-            for container, its in names.items()
-        }
-        then = [
-            process
-            for process in processes
-            if process.facts.membership.job in self._jobs
-            or process.facts.membership.container in known
-        ]
-        given = containers_of(self._candidates, then, known)
+        known = {}
+        for container, its_names in names.items():
+            known[container] = self._given.get(its_names, ContainerResources(*its_names))
+        listed = []
+        for process in processes:
+            membership = process.facts.membership
+            if membership.job in self._jobs or membership.container in known:
+                listed.append(process)
+        given = containers_of(self._candidates, listed, known)
         named = []
         for process in processes:
             resources = given.get(process.facts.pid, process.facts.given)
             named.append(replace(process, facts=replace(process.facts, given=resources)))
-        reserved = {
-            gpu: f"pod {some.container.namespace}/{some.container.pod}"
-            for some in self._candidates
-            if some.container.names in names.values()
-            for gpu in some.container.gpus
-        }
-        return NamedPods(named, tuple(notices), reserved)
+        return NamedPods(named, tuple(notices), self._reserved(names))
+
+    def _reserved(self, names: ContainerNames) -> dict[GpuKey, str]:
+        """Return the GPUs of the containers with these names, each with its pod."""
+        reserved = {}
+        for candidate in self._candidates:
+            container = candidate.container
+            if container.names in names.values():
+                for gpu in container.gpus:
+                    reserved[gpu] = f"pod {container.namespace}/{container.pod}"
+        return reserved

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from affinityd.kubernetes.nri.messages import (
-    EVENTS,
     PLUGIN,
     REQUEST,
     RESPONSE,
@@ -22,15 +21,8 @@ from affinityd.kubernetes.nri.messages import (
 )
 from affinityd.linux.protobuf import embedded, field, number, read, text
 
-SERVICE = "nri.pkg.api.v1alpha1.Runtime"
-NAME = "affinityd"
-#: The last of all plugins: of a cpuset, variable or mount that two plugins set, a container fails,
-#: and only the later one can see the earlier one's.
-INDEX = "99"
-PART = 65536  #: bytes that are read at once
 REGISTRATION = 1  #: the stream of the first request
 SEND_SECONDS = 2  #: for the runtime to take what is sent
-LEAST = 0.01  #: seconds to wait for a request between two attempts
 
 Answer = Callable[[bytes], bytes]  #: of a method, from request to response
 
@@ -60,7 +52,9 @@ def serve(
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(SEND_SECONDS)
         connection.connect(path)
-        plugin = field(1, NAME) + field(2, INDEX)
+        # 99, the last of all plugins: where two plugins set a container's cpuset, variable or
+        # mount it fails, and only the later one can see what the earlier one set.
+        plugin = field(1, "affinityd") + field(2, "99")
         connection.sendall(_request(stream, "RegisterPlugin", plugin))
         while True:
             seconds, changes = updates()
@@ -86,9 +80,11 @@ def serve(
 
 def _receive(connection: socket.socket, seconds: float | None) -> bytes | None:
     """Return what has come; None: nothing has, for so many seconds."""
-    connection.settimeout(None if seconds is None else max(seconds, LEAST))
+    if seconds is not None:
+        seconds = max(seconds, 0.01)  # 0 would not wait for a request between two attempts
+    connection.settimeout(seconds)
     try:
-        return connection.recv(PART)
+        return connection.recv(65536)
     except TimeoutError:
         return None
     finally:
@@ -108,7 +104,7 @@ def reply(request: bytes, answers: Mapping[str, Answer], guard: Guard) -> bytes:
 
 
 def _request(stream: int, method: str, payload: bytes) -> bytes:
-    request = field(1, SERVICE) + field(2, method) + field(3, payload)
+    request = field(1, "nri.pkg.api.v1alpha1.Runtime") + field(2, method) + field(3, payload)
     return packed(Ttrpc(RUNTIME, stream, REQUEST, request))
 
 
@@ -127,4 +123,5 @@ def _is_failure(response: Ttrpc) -> bool:
 
 def configure(_request: bytes) -> bytes:
     """Return a ConfigureResponse: no more than these events are sent."""
-    return field(2, EVENTS)
+    events = 1 << 3 | 1 << 4 | 1 << 7 | 1 << 9 | 1 << 10  # create, created, update, stop, remove
+    return field(2, events)

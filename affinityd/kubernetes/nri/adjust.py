@@ -19,7 +19,7 @@ from affinityd import config
 from affinityd.client.apply import NICS, nic_libraries
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.kubernetes.nri.choices import KEEP, Choices, Rules
+from affinityd.kubernetes.nri.choices import Choices, Rules
 from affinityd.kubernetes.nri.messages import CPU_SHARES, MOUNT_POINT, Container, Pod
 from affinityd.planner import Options
 from affinityd.request.environment import JOB_CPUS, NIC_VARIABLES, nic_value
@@ -212,7 +212,7 @@ def adjust(
         note = f"observe: would run on {where}"
         environment = _unset(container, {"AFFINITYD_UNPINNED": note})
         return Adjustment("observed", environment, note=note, locality=place)
-    keeps = not container.asked and rules.without_request == KEEP
+    keeps = not container.asked and rules.without_request == "keep"
     is_enough = len(reply.cpus) >= min(container.asked or pod.asked, len(reply.allowed))
     pins = is_enough and not is_taken and not keeps and within is not None
     if pins and runs and not _lists_gpus(container, len({gpu.key for gpu in gpus})):

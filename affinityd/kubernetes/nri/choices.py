@@ -19,10 +19,7 @@ from affinityd.text import quote
 
 LABEL = "affinityd"  #: of a pod: on, observe or off
 ANNOTATION = "affinityd/"  #: begins the names of a pod's choices
-ANY = "*"  #: as a namespace: every one but
-SYSTEM = "kube-system"
-SHARE, KEEP = "share", "keep"  #: the CPUs of a container without a CPU request
-NAMES = ("switch", "mode", "nics", "memory")
+CHOICES = ("switch", "mode", "nics", "memory")
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,16 @@ class Rules:
     namespaces: Mapping[str, Choices]
     folder: str | None = None  #: of the daemon's socket, on the node; None: it is not mounted
     default: Choices = Choices()  #: of pods in namespaces that are not listed
-    without_request: str = SHARE  #: the CPUs of a container without a CPU request
+    without_request: str = "share"  #: or "keep": the CPUs of a container without a CPU request
     #: Returns the files in /dev/infiniband of an RDMA device.
     verbs: Callable[[str], Collection[str]] = lambda _device: ()
 
     def of_namespace(self, name: str) -> Choices | None:
         """Return the choices of a namespace; None: it is not listed."""
-        every = None if name == SYSTEM else self.namespaces.get(ANY)
-        return self.namespaces.get(name, every)
+        choices = self.namespaces.get(name)
+        if choices is None and name != "kube-system":  # which `*` leaves out
+            choices = self.namespaces.get("*")
+        return choices
 
 
 def is_chosen(pod: Pod, rules: Rules) -> bool:
@@ -102,4 +101,4 @@ def _with_choice(choices: Choices, name: str, text: str) -> Choices:
         if text not in {"near", "any"}:
             raise InvalidRequestError(f"{quote(text)} is neither near nor any")
         return replace(choices, binds_memory=text == "near")
-    raise InvalidRequestError(f"there is no such choice; {suggestion(name, NAMES)}")
+    raise InvalidRequestError(f"there is no such choice; {suggestion(name, CHOICES)}")

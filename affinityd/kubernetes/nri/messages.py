@@ -14,13 +14,10 @@ from typing import Any
 
 from affinityd.linux.protobuf import Message, embedded, field, messages, number, read, text, texts
 
-CREATED, REMOVED = 5, 11  #: of a container: the events' numbers in a StateChangeEvent
-EVENTS = 1 << 3 | 1 << 4 | 1 << 7 | 1 << 9 | 1 << 10  #: create, created, update, stop, remove
-STOPPED = 4  #: a container's state
+CREATED = 5  #: of a container: the event's number in a StateChangeEvent
+REMOVED = 11
 CPU_SHARES = 1024  #: of one CPU that was requested
-LEAST_SHARES = 2  #: of a container without a request
 MOUNT_POINT = "/run/affinityd"  #: where programs look for the daemon's socket
-UNLIMITED = 1 << 63  #: a quota from here on is negative: there is none
 
 
 @dataclass(frozen=True)
@@ -74,17 +71,21 @@ def created(request: bytes) -> tuple[Pod, Container]:
 def updating(request: bytes) -> tuple[Pod, Container]:
     """Return an UpdateContainerRequest's pod, and its container as it is to be."""
     pod, container = created(request)
-    to_come = _resources(embedded(read(request), 3)).items()
-    return pod, replace(container, **{name: value for name, value in to_come if value})
+    resources = _resources(embedded(read(request), 3))
+    changes = {name: value for name, value in resources.items() if value}
+    return pod, replace(container, **changes)
 
 
 def listed(request: bytes) -> tuple[list[tuple[Pod, Container]], bool]:
     """Return the living containers of a SynchronizeRequest, each with its pod, and if more come."""
     whole = read(request)
-    pods = {pod.id: pod for pod in map(_pod, messages(whole, 1))}
-    containers = map(_container, messages(whole, 2))
-    alive = [each for each in containers if each.pod in pods and not each.is_stopped]
-    return [(pods[each.pod], each) for each in alive], bool(number(whole, 3))
+    pods = {text(pod, 1): _pod(pod) for pod in messages(whole, 1)}
+    alive = []
+    for message in messages(whole, 2):
+        container = _container(message)
+        if container.pod in pods and not container.is_stopped:
+            alive.append((pods[container.pod], container))
+    return alive, bool(number(whole, 3))
 
 
 def changed(event: bytes) -> tuple[int, str]:
@@ -112,7 +113,7 @@ def _container(container: Message) -> Container:
     return Container(
         id=text(container, 1),
         pod=text(container, 2),
-        is_stopped=number(container, 4) == STOPPED,
+        is_stopped=number(container, 4) == 4,  # CONTAINER_STOPPED  # noqa: PLR2004
         name=text(container, 3),
         environment=dict(pair.partition("=")[::2] for pair in texts(container, 8)),
         annotations=_mapping(container, 6),
@@ -125,10 +126,17 @@ def _container(container: Message) -> Container:
 
 def _resources(resources: Message) -> dict[str, Any]:
     cpu = embedded(resources, 2)
-    shares, quota, period = (number(embedded(cpu, at), 1) for at in (1, 2, 3))
+    shares = number(embedded(cpu, 1), 1)
+    if shares <= 2:  # noqa: PLR2004 - the kernel's least, of a container without a request
+        shares = 0
+    quota = number(embedded(cpu, 2), 1)
+    period = number(embedded(cpu, 3), 1)
+    limit = None
+    if 0 < quota < 1 << 63 and period:  # from there on it is negative: there is none
+        limit = -(-quota // period)
     return {
-        "shares": shares if shares > LEAST_SHARES else 0,
-        "limit": -(-quota // period) if 0 < quota < UNLIMITED and period else None,
+        "shares": shares,
+        "limit": limit,
         "cpus": text(cpu, 6),
         "memory_nodes": text(cpu, 7),
     }
@@ -150,8 +158,9 @@ def adjusted(
     for name, value in (annotations or {}).items():
         changes += field(2, _pair(name, value))
     if folder is not None:  # of the node
-        options = b"".join(field(4, word) for word in ("rbind", "ro", "nosuid", "nodev", "noexec"))
-        mount = field(1, MOUNT_POINT) + field(2, "bind") + field(3, folder) + options
+        mount = field(1, MOUNT_POINT) + field(2, "bind") + field(3, folder)
+        for option in ("rbind", "ro", "nosuid", "nodev", "noexec"):
+            mount += field(4, option)
         changes += field(3, mount)
     for name, value in sorted(environment.items()):
         changes += field(4, _pair(name, value))
@@ -171,22 +180,26 @@ def _pair(name: str, value: str) -> bytes:
 
 def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = True) -> bytes:
     """Return cpusets by container's id; `more` are to come; `may_fail`: refusals are not told."""
-    changes = (
-        field(1, container) + field(2, field(1, field(2, field(6, cpus)))) + field(3, may_fail)
-        for container, cpus in cpus_of.items()
-    )
-    return b"".join(field(1, change) for change in changes) + (field(2, 1) if more else b"")
+    response = b""
+    for container, cpus in cpus_of.items():
+        cpuset = field(2, field(1, field(2, field(6, cpus))))
+        response += field(1, field(1, container) + cpuset + field(3, may_fail))
+    if more:
+        response += field(2, 1)
+    return response
 
 
-PLUGIN, RUNTIME = 1, 2  #: connections, by the side that answers
-REQUEST, RESPONSE = 1, 2  #: kinds of messages
+PLUGIN = 1  #: a connection, by the side that answers
+RUNTIME = 2
+REQUEST = 1  #: a kind of messages
+RESPONSE = 2
 
 FRAME = Struct(">II")  #: before a part of a message: its connection, and its length
 HEAD = Struct(">IIBB")  #: before a message's data: its length, stream, kind and flags
-LARGEST = 4 * 2**20  #: bytes of a message's data
+MAX_DATA = 4 * 2**20  #: bytes of a message's data
 #: Bytes in a frame that is sent. The runtime reads into a buffer of Go's bufio, and closes the
 #: connection on a longer frame.
-ROOM = 4096
+MAX_PART = 4096
 
 
 @dataclass(frozen=True)
@@ -210,12 +223,12 @@ class Trunk:
         """Return the messages that these bytes complete. Raises ValueError for one too long."""
         self._received += data
         complete = []
-        while (body := _body(self._received, FRAME, LARGEST + HEAD.size)) is not None:
+        while (body := _body(self._received, FRAME, MAX_DATA + HEAD.size)) is not None:
             connection, _ = FRAME.unpack_from(self._received)
             del self._received[: FRAME.size + len(body)]
             parts = self._parts.get(connection, bytearray())  # of others nothing is kept
             parts += body
-            while (payload := _body(parts, HEAD, LARGEST)) is not None:
+            while (payload := _body(parts, HEAD, MAX_DATA)) is not None:
                 _, stream, kind, _ = HEAD.unpack_from(parts)
                 del parts[: HEAD.size + len(payload)]
                 complete.append(Ttrpc(connection, stream, kind, payload))
@@ -225,16 +238,22 @@ class Trunk:
 def packed(message: Ttrpc) -> bytes:
     """Return the bytes of a message, which must be sent without others between them."""
     data = HEAD.pack(len(message.data), message.stream, message.kind, 0) + message.data
-    parts = (data[place : place + ROOM] for place in range(0, len(data), ROOM))
-    return b"".join(FRAME.pack(message.connection, len(part)) + part for part in parts)
+    frames = b""
+    for place in range(0, len(data), MAX_PART):
+        part = data[place : place + MAX_PART]
+        frames += FRAME.pack(message.connection, len(part)) + part
+    return frames
 
 
 def _body(data: bytearray, head: Struct, most: int) -> bytes | None:
     """Return the bytes behind a head that has their length; None: they are not all there yet."""
     if len(data) < head.size:
         return None
-    length = int.from_bytes(data[4:8] if head is FRAME else data[:4], "big")
+    length_field = data[4:8] if head is FRAME else data[:4]
+    length = int.from_bytes(length_field, "big")
     if length > most:
         raise ValueError(f"{length} bytes are too long for NRI: {most} are the most")
     whole = head.size + length
-    return bytes(data[head.size : whole]) if len(data) >= whole else None
+    if len(data) < whole:
+        return None
+    return bytes(data[head.size : whole])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.kubernetes.nri.choices import NAMES
+from affinityd.kubernetes.nri.choices import CHOICES
 from affinityd.planner.modes import MODES
 from affinityd.request.environment import NIC_VARIABLES
 from tests.e2e.chart.rendering import CHART, OPTIONS, helm, loaded, objects, pod, refusal, rendered
@@ -67,7 +67,7 @@ def test_a_namespace_s_choices_are_those_that_the_daemon_reads() -> None:
     nri = SCHEMA["properties"]["kubernetes"]["properties"]["nri"]["properties"]
     (namespace,) = nri["namespaces"]["patternProperties"].values()
     choices = namespace["properties"]
-    assert tuple(choices) == NAMES
+    assert tuple(choices) == CHOICES
     assert choices["mode"]["enum"] == [*MODES]
     library = f"({'|'.join(NIC_VARIABLES)})"
     assert choices["nics"]["pattern"] == f"^(none|{library}([,+]{library})*)$"
