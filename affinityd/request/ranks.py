@@ -72,8 +72,12 @@ def warned(planned: Planned, *warnings: PlanWarning) -> Planned:
 
 def plan_ranks(resolved: Resolved) -> Planned:
     """Plan the ranks of a task, by its own devices and its job's. Raises AffinityError."""
-    node, task, options = resolved.node, resolved.task, resolved.request.options
-    own, job, ranks = resolved.entries, resolved.job, task.ranks
+    node = resolved.node
+    task = resolved.task
+    options = resolved.request.options
+    own = resolved.entries
+    job = resolved.job
+    ranks = task.ranks
     if job and not (ranks is not None and MODES[options.mode].by_rank):
         sharing, slot, asking = 1, 0, own
         if ranks is not None:  # all tasks see the same, and take turns
@@ -120,7 +124,8 @@ def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
 
     Fewer ranks than GPUs have a block each; or AFFINITYD_GPU_ORDER says it. Raises BoundError.
     """
-    entries, listed = resolved.entries, resolved.task.gpu_order
+    entries = resolved.entries
+    listed = resolved.task.gpu_order
     gpus = len(entries)
     if gpus > 1 and listed not in {(), (BLOCK,)}:
         try:
@@ -159,7 +164,9 @@ def plan_chosen(resolved: Resolved) -> Planned | None:
     them. The launcher has bound none: rank i has GPU i, and CPUs near it. Else AffinityError is
     raised, which says what is not known.
     """
-    task, topology, entries = resolved.task, resolved.node.topology, resolved.entries
+    task = resolved.task
+    topology = resolved.node.topology
+    entries = resolved.entries
     if len(entries) == 1 or (task.slurm and has_bound_gpus(task.slurm, entries)):
         return None
     asking, ranks = _ranks_of_node(task)
@@ -219,7 +226,8 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
     A pin of affinityd counts as what the launcher's list has: all choose alike, also those that are
     not pinned. Raises UnsatisfiableError where they are not known.
     """
-    task, online = resolved.task, resolved.node.topology.online
+    task = resolved.task
+    online = resolved.node.topology.online
     cpus = online & resolved.cpuset
     unknown = task.masks_unknown
     if task.cpuset is None and ranks > 1 and not cpus >= online & (resolved.within or cpus):
@@ -228,7 +236,8 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
         raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {unknown}")
     if not task.masks:
         return (cpus,) if ranks == 1 else ()
-    listed, slurm = task.masks, task.slurm
+    listed = task.masks
+    slurm = task.slurm
     known = tuple(listed[rank % len(listed)] & online for rank in range(ranks))
     if not all(known):
         raise UnsatisfiableError("choose: a rank has no CPU that is online here")

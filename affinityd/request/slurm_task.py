@@ -67,7 +67,9 @@ class StepTask:
 
 def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
     """Plan a task of a step. Raises AffinityError; BoundError where its mask is the user's."""
-    node, visible, within = resolved.node, resolved.entries, resolved.within
+    node = resolved.node
+    visible = resolved.entries
+    within = resolved.within
     is_bound = has_bound_gpus(task, visible)
     dealt = (visible,) * task.tasks if is_bound else deal_gpus(resolved, task.tasks)
     step = StepTask(resolved, task, dealt, _job_gpus(resolved, task), is_bound)
@@ -87,7 +89,8 @@ def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
             message = f"{count(len(idle), 'CPU')} of this step ({format_list(idle)}) have no task"
             warnings.append(PlanWarning("idle_cpus", f"{message}: give -c"))
     else:
-        cpus, masks = resolved.cpuset, task.masks
+        cpus = resolved.cpuset
+        masks = task.masks
         if masks and cpus == masks[task.number % len(masks)] & node.topology.online:
             cpus = frozenset().union(*masks)  # of all tasks
         allowed = node.usable & (cpus if within is None else cpus & within)
@@ -114,7 +117,8 @@ def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
     task.py has left tasks that the user bound. Raises BoundError where the user has narrowed the
     mask, or where the list cannot be the step's.
     """
-    online, within = resolved.node.topology.online, resolved.within
+    online = resolved.node.topology.online
+    within = resolved.within
     if task.tasks == 1 or len(task.masks) <= 1:  # one mask for several tasks is no slice
         return ()
     if len(task.masks) < task.tasks:
@@ -142,7 +146,9 @@ def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
 
 def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
     """Plan a task within its slice, or within what all tasks of the step exchange for it."""
-    task, seen, node = step.task, step.resolved.seen, step.resolved.node
+    task = step.task
+    seen = step.resolved.seen
+    node = step.resolved.node
     indices = [gpu.index for gpu in gpus_of(step.resolved.entries)]
     # Those of the step as Slurm lists them, and no list of the user
     are_of_step = len(indices) == task.step_gpus and indices == sorted(indices)
@@ -164,7 +170,9 @@ def _dealt_before(step: StepTask, slices: tuple[CpuSet, ...]) -> CpuSet | None:
 
     The others keep what they were dealt, whichever GPUs a script in this one has chosen since.
     """
-    task, mask, online = step.task, step.resolved.mask, step.resolved.node.topology.online
+    task = step.task
+    mask = step.resolved.mask
+    online = step.resolved.node.topology.online
     allowed = task.allowed & online
     is_pinned = mask is not None and mask & online == task.pinned & online
     is_of_step = bool(allowed) and allowed <= frozenset[int]().union(*slices)
@@ -173,7 +181,8 @@ def _dealt_before(step: StepTask, slices: tuple[CpuSet, ...]) -> CpuSet | None:
 
 def _idle_cpus(resolved: Resolved, slices: Sequence[CpuSet]) -> CpuSet:
     """Return the CPUs of the step's cores of which no task has one."""
-    node, within = resolved.node, resolved.within
+    node = resolved.node
+    within = resolved.within
     online = node.topology.online
     step_cpus = resolved.task.cpus.of_job if resolved.task.cpus else None
     if within is None or (within >= online and step_cpus != len(online)):
@@ -185,7 +194,9 @@ def _idle_cpus(resolved: Resolved, slices: Sequence[CpuSet]) -> CpuSet:
 
 def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
     """Plan a task on these CPUs, which are also other tasks', unless its mask is near as it is."""
-    task, node, mask = step.task, step.resolved.node, step.resolved.mask
+    task = step.task
+    node = step.resolved.node
+    mask = step.resolved.mask
     options = step.resolved.request.options
     mode, has_siblings = MODES[options.mode], task.tasks > 1
     near = vicinity(node.topology, gpus_of(step.own)).cpus
@@ -220,7 +231,8 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
 
 def _beside_neighbors(step: StepTask, options: Options, allowed: CpuSet) -> Plan:
     """Plan a task on the CPUs near its GPUs, which the tasks of one home node ask for together."""
-    node, topology = step.resolved.node, step.resolved.node.topology
+    node = step.resolved.node
+    topology = step.resolved.node.topology
     if MODES[options.mode].unique:
         options = replace(options, mode="all")  # of the scope
     demand = demand_of(node, step.own, allowed, options)
@@ -261,7 +273,9 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
 
     None where no block keeps other tasks out, is near, and has as many CPUs as were asked for.
     """
-    task, node, own = step.task, step.resolved.node, step.own
+    task = step.task
+    node = step.resolved.node
+    own = step.own
     job, dividing = step.job, replace(options, cpus=None)
     if not job:
         job, dividing = own, replace(dividing, share="node")
