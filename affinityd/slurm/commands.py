@@ -30,27 +30,16 @@ from affinityd.text import one_line, whole_number
 from affinityd.topology.model import Gpu
 
 #: Folders of slurm.conf: Slurm's own, Debian's old one, that of configless Slurm.
-FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
+CONF_FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
 SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")  #: that a user's PATH may lack
 
-SCONTROL_SECONDS = 10.0  #: that slurmctld may take to answer
-#: slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
-SLURMD_SECONDS = 40.0
-
-MOST_CORE_THREADS = 1024  #: of a core
 INVALID = "INVALID_REG"  #: of the state of a node that registered with fewer GPUs of a type
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)")
 
-_PREFIX = re.compile(r"(?:\[[^\]]*\]|slurmd\S*:)\s*")
-_LEVEL = re.compile(r"(error|fatal|warning): ", re.IGNORECASE)
-_FILE = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)")
-#: Words of a message about GPUs, and not about slurmd's log or cgroups.
-_ABOUT_GPUS = re.compile(r"gres|gpu|autodetect|functionality", re.IGNORECASE)
+
 #: Of 22.05, which gives no reason if slurm.conf does not have the node.
 SLURMD_FAILED = "slurmd -G failed; --node-name names the node as slurm.conf has it"
-#: The files that MultipleFiles= names besides the GPU's own.
-MIG_FILES = "/dev/nvidia-caps/"
 
 
 class SlurmError(InvalidRequestError):
@@ -70,7 +59,9 @@ class ShownNode:
     @property
     def configured(self) -> TypeCounts | None:
         """Return the Gres= of nodes. Raises SlurmError, InvalidRequestError for unlike nodes."""
-        return None if INVALID in self.state else self.gres
+        if INVALID in self.state:
+            return None
+        return self.gres
 
 
 class GresEntry(NamedTuple):
@@ -84,9 +75,13 @@ class GresEntry(NamedTuple):
 
     def __str__(self) -> str:
         """Return it as a line of gres.conf."""
-        kind = f" Type={self.kind}" if self.kind else ""
-        cores = "" if self.cores is None else f" Cores={format_list(self.cores)}"
-        return f"Name={self.name}{kind} File={','.join(self.files)}{cores}"
+        line = f"Name={self.name}"
+        if self.kind:
+            line += f" Type={self.kind}"
+        line += f" File={','.join(self.files)}"
+        if self.cores is not None:
+            line += f" Cores={format_list(self.cores)}"
+        return line
 
 
 class SlurmdGres(NamedTuple):
@@ -117,7 +112,9 @@ class LocalSlurm:
         aliases = []
         with suppress(SlurmError):
             aliases = self.scontrol("show", "aliases", short).split()
-        return aliases[0] if aliases and short not in aliases else short
+        if aliases and short not in aliases:
+            return aliases[0]
+        return short
 
     def configured(self, hosts: str) -> TypeCounts:
         """Return the Gres= of equal nodes, a hostlist.
@@ -138,12 +135,13 @@ class LocalSlurm:
 
     def slurmd_gres(self, node: str) -> SlurmdGres:
         """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""
-        answer = self._run("slurmd", "-G", "-N", node, "-f", f"{self.conf}", seconds=SLURMD_SECONDS)
+        # slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
+        answer = self._run("slurmd", "-G", "-N", node, "-f", f"{self.conf}", seconds=40.0)
         return parse(answer.stderr.decode(errors="replace"), is_complete=answer.returncode == 0)
 
     def scontrol(self, *words: str) -> str:
         """Return the output of scontrol. Raises SlurmError with its last line."""
-        answer = self._run("scontrol", *words, seconds=SCONTROL_SECONDS)
+        answer = self._run("scontrol", *words, seconds=10.0)
         if answer.returncode:
             said = (answer.stderr or answer.stdout).decode(errors="replace").strip()
             why = one_line(said.split("\n")[-1]) or "no answer"
@@ -162,9 +160,11 @@ class LocalSlurm:
                 f"there is no {program} on this machine; it is part of Slurm: add its folder to "
                 "PATH"
             )
-        conf = {"SLURM_CONF": os.fspath(self.conf)} if self.conf.exists() else {}
+        environ = dict(os.environ)
+        if self.conf.exists():
+            environ["SLURM_CONF"] = os.fspath(self.conf)
         try:
-            return run_program((file, *words), seconds, {**os.environ, **conf})
+            return run_program((file, *words), seconds, environ)
         except TimeoutError:
             why = f"no answer within {seconds:g} s; is its slurmctld, or munged, hung?"
         except ChildError as error:
@@ -178,12 +178,19 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
     `named`: its slurm.conf; None: that of $SLURM_CONF, else the first of the usual places, both
     only for this machine. Raises InvalidRequestError for a named file that does not exist.
     """
-    path = named or (os.environ.get("SLURM_CONF") if is_live else None)
+    path = named or None
+    if path is None and is_live:
+        path = os.environ.get("SLURM_CONF")
     if path is not None and not Path(path).is_file():
         raise InvalidRequestError(f"{path} is not a file; name a slurm.conf")
-    usual = [Path(folder, "slurm.conf") for folder in FOLDERS] if is_live else []
-    confs = [Path(path)] if path else filter(Path.is_file, usual)
-    return next(map(LocalSlurm, confs), None)
+    if path:
+        return LocalSlurm(Path(path))
+    if is_live:
+        for folder in CONF_FOLDERS:
+            conf = Path(folder, "slurm.conf")
+            if conf.is_file():
+                return LocalSlurm(conf)
+    return None
 
 
 def _shown(line: str) -> ShownNode:
@@ -193,18 +200,26 @@ def _shown(line: str) -> ShownNode:
         name=values["NodeName"],
         state=values.get("State", ""),
         gres=read_gres(gres),
-        threads=whole_number(values.get("ThreadsPerCore"), MOST_CORE_THREADS) or 1,
+        threads=whole_number(values.get("ThreadsPerCore"), 1024) or 1,
         restricts_cores="RestrictedCoresPerGPU" in values,
     )
 
 
 def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
     """Parse the output of `slurmd -G`. `is_complete`: its exit status was 0."""
-    lines = [_PREFIX.sub("", line, count=1).strip() for line in text.splitlines()]
-    entries = [_entry(line) for line in lines if line.lower().startswith("gres name=gpu ")]
-    messages = [line for line in dict.fromkeys(lines) if _LEVEL.match(line)]
+    entries = []
+    messages = []
+    for printed in text.splitlines():
+        line = re.sub(r"(?:\[[^\]]*\]|slurmd\S*:)\s*", "", printed, count=1).strip()
+        if line.lower().startswith("gres name=gpu "):
+            entries.append(_entry(line))
+        is_message = re.match(r"(error|fatal|warning): ", line, re.IGNORECASE)
+        if is_message and line not in messages:
+            messages.append(line)
     if is_complete:
-        messages = [line for line in messages if _ABOUT_GPUS.search(line)]
+        # Only those about GPUs, and not about slurmd's log or cgroups.
+        about_gpus = re.compile(r"gres|gpu|autodetect|functionality", re.IGNORECASE)
+        messages = [line for line in messages if about_gpus.search(line)]
     elif not messages:
         messages = [SLURMD_FAILED]
     return SlurmdGres(tuple(entries), tuple(messages), is_complete)
@@ -213,13 +228,19 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
 def _entry(line: str) -> GresEntry:
     values = {key: value for key, value in _PAIR.findall(line) if value != "(null)"}
     files: list[str] = []  # of `/dev/nvidia[0-3]`, or `/dev/nvidia0,/dev/nvidia-caps/cap[21-22]`
-    for name, numbers in _FILE.findall(values.get("File", "")):
-        files += (f"{name}{at}" for at in sorted(_numbers(numbers))) if numbers else (name,)
+    for name, numbers in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)", values.get("File", "")):
+        if numbers:
+            files += [f"{name}{number}" for number in sorted(_numbers(numbers))]
+        else:
+            files.append(name)
+    cores = None
+    if "Cores" in values:
+        cores = _numbers(values["Cores"])
     return GresEntry(
         name=values["Name"],
         kind=values.get("Type"),
         files=tuple(files),
-        cores=_numbers(values["Cores"]) if "Cores" in values else None,
+        cores=cores,
         is_slice=len(files) > 1 and values.get("Count") == "1",
     )
 
@@ -237,26 +258,33 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
     A line of slurmd's is a device file's. Device files are not compared where the printed lines
     lack some.
     """
-    files = {file: gpu for gpu in conf.topology.gpus if (file := device_file(gpu))}
+    files = {}
+    for gpu in conf.topology.gpus:
+        file = device_file(gpu)
+        if file:
+            files[file] = gpu
     printed = [conf.line(gpu) for gpu in files.values()]
-    slurms = []
+    slurms: list[str] = []
     for entry in slurmd.entries:
         for file in entry.files:
-            gpu = files.get(file)
             line = str(entry._replace(files=(file,)))
-            if gpu is None:
-                is_foreign = not conf.unknown and not (entry.is_slice and MIG_FILES in file)
-                slurms += [line] if is_foreign else []
+            if file not in files:
+                # Other files of a MIG instance than its GPU's, by MultipleFiles=, are no fault.
+                is_of_slice = entry.is_slice and "/dev/nvidia-caps/" in file
+                if not conf.unknown and not is_of_slice:
+                    slurms.append(line)
                 continue
-            if _fits(conf, gpu, entry):
-                line = conf.line(gpu)
+            if _fits(conf, files[file], entry):
+                line = conf.line(files[file])
             if not (entry.is_slice and line in slurms):  # one GPU may have several instances
                 slurms.append(line)
     if conf.has_several_types:  # then Slurm's order is that of the types
         slurms.sort()
         printed.sort()
-    names = "slurmd -G", "affinityd slurm gres-conf"
-    return [*difflib.unified_diff(slurms, printed, *names, lineterm="", n=len(printed))]
+    diff = difflib.unified_diff(
+        slurms, printed, "slurmd -G", "affinityd slurm gres-conf", lineterm="", n=len(printed)
+    )
+    return list(diff)
 
 
 def _fits(conf: GresConf, gpu: Gpu, entry: GresEntry) -> bool:
@@ -265,10 +293,11 @@ def _fits(conf: GresConf, gpu: Gpu, entry: GresEntry) -> bool:
     slurmd drops types, and says so, where Gres= has none. A GPU of an unknown NUMA node has no
     right cores.
     """
+    if entry.name != "gpu":
+        return False
+    if any(conf.gres or conf.named) and not entry.is_slice:
+        kind = conf.types.of.get(gpu.key, entry.kind)
+        if entry.kind != kind:
+            return False
     affinity = conf.affinities[gpu.key]
-    has_types = any(conf.gres or conf.named) and not entry.is_slice
-    return (
-        entry.name == "gpu"
-        and (not has_types or entry.kind == conf.types.of.get(gpu.key, entry.kind))
-        and (not affinity.near or entry.cores in {affinity.right, *affinity.near})
-    )
+    return not affinity.near or entry.cores in {affinity.right, *affinity.near}

@@ -11,7 +11,7 @@ Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.con
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,8 +29,15 @@ def _holders(core: Core) -> tuple[object, ...]:
 
     Cores of no known package are one, as their core_siblings are.
     """
-    die = None if core.die is None else (core.package, core.die)
+    die = None
+    if core.die is not None:
+        die = (core.package, core.die)
     return (core.package,), die, core.node, (core.node, core.llc)
+
+
+def _is_nested(part: frozenset[int], parts: Iterable[frozenset[int]]) -> bool:
+    """Return whether a part of the machine is across no other; else hwloc leaves it out, too."""
+    return all(part <= other or part >= other or part.isdisjoint(other) for other in parts)
 
 
 @dataclass(frozen=True)
@@ -47,18 +54,19 @@ class SlurmCores:
         for level in zip(*map(_holders, self.topology.cores), strict=True):
             members: dict[object, set[int]] = {}
             for holder, cpu in zip(level, firsts, strict=True):
-                members.setdefault(holder, set()).add(cpu)
-            members.pop(None, None)
-            for part in map(frozenset, members.values()):
-                # One across parts of an earlier level does not count, as in hwloc.
-                if all(
-                    part <= other or part >= other or part.isdisjoint(other) for other in nested
-                ):
+                if holder is not None:
+                    members.setdefault(holder, set()).add(cpu)
+            for cpus in members.values():
+                part = frozenset(cpus)
+                if _is_nested(part, nested):
                     nested.append(part)
 
-        def path(core: Core) -> list[int]:  # the lowest CPU of all parts, the widest first
-            around = sorted((part for part in nested if core.cpus[0] in part), key=len)
-            return [*map(min, around[::-1]), core.cpus[0]]
+        def path(core: Core) -> list[int]:
+            """Return the lowest CPU of all parts around a core, the widest first, and its own."""
+            around = [part for part in nested if core.cpus[0] in part]
+            around.sort(key=len)
+            around.reverse()
+            return [*(min(part) for part in around), core.cpus[0]]
 
         return tuple(sorted(self.topology.cores, key=path))
 
@@ -101,7 +109,9 @@ class CoreAffinity:
     @property
     def field(self) -> str | None:
         """The field in a line: `Cores=0-31`."""
-        return None if self.right is None else f"Cores={format_list(self.right)}"
+        if self.right is None:
+            return None
+        return f"Cores={format_list(self.right)}"
 
 
 def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAffinity]:
@@ -117,7 +127,9 @@ def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAf
         of_each = [cores.of_nodes([node]) for node in nodes]
         packages = [cores.of_packages(numbers) for numbers in (near, *of_each)]
         right = near if scope == "node" else packages[0]
-        needs_none = right == every
-        enough = (*of_each, *(package for package in packages if needs_none or package != every))
-        by_gpu[gpu.key] = CoreAffinity(None if needs_none else right, (near, *enough))
+        if right == every:
+            by_gpu[gpu.key] = CoreAffinity(None, (near, *of_each, *packages))
+        else:
+            smaller = [package for package in packages if package != every]
+            by_gpu[gpu.key] = CoreAffinity(right, (near, *of_each, *smaller))
     return by_gpu

@@ -21,8 +21,6 @@ from affinityd.topology.model import Gpu, Topology
 #: The types of such GPUs, a100_3g.20gb, are those of the instances.
 SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
 
-MOST_OF_TYPE = 999_999  #: of a type in Gres=
-
 GpuKey = tuple[str, int]
 TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
 
@@ -32,18 +30,22 @@ def read_gres(text: str) -> TypeCounts:
     counts: dict[str | None, int] = {}
     for entry in text.replace(":no_consume", "").split(","):
         name, *words = entry.split(":")
-        number = whole_number(words[-1], MOST_OF_TYPE) if words else None
-        kind = ":".join(words if number is None else words[:-1]) or None
-        if name == "gpu" and number != 0:
-            counts[kind] = counts.get(kind, 0) + (1 if number is None else number)
+        number = whole_number(words[-1], 999_999) if words else None
+        if number is None:
+            number = 1
+        else:
+            words.pop()
+        if name == "gpu" and number:
+            kind = ":".join(words) or None
+            counts[kind] = counts.get(kind, 0) + number
     return counts
 
 
 def gres_of(counts: TypeCounts) -> str:
     """Return `Gres=gpu:a100:2,gpu:v100:1`."""
-    entries = (
-        f"gpu:{kind}:{number}" if kind else f"gpu:{number}" for kind, number in counts.items()
-    )
+    entries = []
+    for kind, number in counts.items():
+        entries.append(f"gpu:{kind}:{number}" if kind else f"gpu:{number}")
     return f"Gres={','.join(entries) or '(none)'}"
 
 
@@ -66,7 +68,9 @@ def device_file(gpu: Gpu) -> str | None:
     """Return a GPU's device file; None where the machine does not tell which it is."""
     naming = NAMINGS.get(gpu.vendor, NO_NAMING)
     minor = getattr(gpu, naming.minor, None)
-    return None if minor is None else f"{naming.prefix}{minor}"
+    if minor is None:
+        return None
+    return f"{naming.prefix}{minor}"
 
 
 class GpuTypes(NamedTuple):
@@ -106,8 +110,9 @@ class GresConf:
                 "node with other types; change that first, or leave --type out"
             )
         if named:
-            kinds = named if len(named) > 1 else [*named] * len(gpus)
-            return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
+            if len(named) == 1:
+                named *= len(gpus)
+            return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, named, strict=True)})
         if gres and any(gres) and any(gpu.mig for gpu in gpus):
             return GpuTypes({}, SLICES)
         if gres and len(gres) > 1:
@@ -132,11 +137,11 @@ class GresConf:
     @property
     def settings(self) -> str | None:
         """The settings that slurm.conf needs for `Cores=` that are no packages; None: none."""
-        rights = [
-            affinity.right for affinity in self.affinities.values() if affinity.right is not None
-        ]
-        is_packages = all(self.cores.of_packages(right) == right for right in rights)
-        return None if is_packages else self.cores.settings()
+        for affinity in self.affinities.values():
+            right = affinity.right
+            if right is not None and self.cores.of_packages(right) != right:
+                return self.cores.settings()
+        return None
 
     @property
     def has_several_types(self) -> bool:
@@ -164,14 +169,16 @@ class GresConf:
         file = device_file(gpu)
         kind = self.types.of.get(gpu.key, "?")
         naming = NAMINGS.get(gpu.vendor, NO_NAMING)
-        fields = (
-            node_name and f"NodeName={node_name}",
-            "Name=gpu",
-            kind and f"Type={kind}",
-            f"File={file or f'{naming.prefix}?'}",
-            self.affinities[gpu.key].field,
-        )
-        text = " ".join(filter(None, fields))
+        fields = ["Name=gpu"]
+        if node_name:
+            fields.insert(0, f"NodeName={node_name}")
+        if kind:
+            fields.append(f"Type={kind}")
+        fields.append(f"File={file or f'{naming.prefix}?'}")
+        cores = self.affinities[gpu.key].field
+        if cores:
+            fields.append(cores)
+        text = " ".join(fields)
         if file and gpu.key in self.types.of:
             return text
         why = self.types.why

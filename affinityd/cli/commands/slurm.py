@@ -9,7 +9,7 @@ from affinityd.cli.console import say
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.discovery.machine import read_once
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.commands import FOLDERS, LocalSlurm, SlurmError, differences, find_slurm
+from affinityd.slurm.commands import CONF_FOLDERS, LocalSlurm, SlurmError, differences, find_slurm
 from affinityd.slurm.cores import SCOPES
 from affinityd.slurm.gres_conf import GresConf
 from affinityd.text import count, one_line, quote
@@ -48,7 +48,7 @@ def add_arguments(parser: Parser) -> None:
         "--slurm-conf",
         metavar="FILE",
         help="the slurm.conf of the slurmd and slurmctld that are asked (default: $SLURM_CONF, "
-        f"else the first of {', '.join(FOLDERS)})",
+        f"else the first of {', '.join(CONF_FOLDERS)})",
     )
     command.add_argument(
         "--scope",
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     slurm = find_slurm(arguments.slurm_conf, is_live=not settings.replays)
     if slurm is None and arguments.diff:
         raise InvalidRequestError(
-            f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"
+            f"there is no slurm.conf in {', '.join(CONF_FOLDERS)}; name it with --slurm-conf"
         )
     gres = None
     why = ""

@@ -20,7 +20,7 @@ from affinityd.doctor.facts import (
     warn,
 )
 from affinityd.grouping import grouped
-from affinityd.slurm.commands import FOLDERS, LocalSlurm, ShownNode, find_slurm
+from affinityd.slurm.commands import CONF_FOLDERS, LocalSlurm, ShownNode, find_slurm
 from affinityd.slurm.cores import SlurmCores
 from affinityd.topology.model import Topology, cpus_of
 
@@ -30,7 +30,7 @@ def _local_slurm(facts: NodeFacts) -> LocalSlurm:
         raise NotApplicableError("a captured or built-in machine has no slurmd")
     slurm = find_slurm(None, is_live=True)
     if slurm is None:
-        raise NotApplicableError(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
+        raise NotApplicableError(f"no Slurm: there is no slurm.conf in {', '.join(CONF_FOLDERS)}")
     return slurm
 
 
