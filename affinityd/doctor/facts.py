@@ -116,7 +116,8 @@ class NodeFacts:
     def mounts(self) -> Sequence[Mount]:
         """The mounts that this process sees; of two at one point the later hides the earlier."""
         text = self.tree.read("proc/self/mountinfo") or ""
-        return [*{mount.point: mount for mount in parse_mounts(text)}.values()]
+        by_point = {mount.point: mount for mount in parse_mounts(text)}
+        return list(by_point.values())
 
     def near(self, *gpus: Gpu) -> Vicinity:
         """Return the vicinity of GPUs."""
@@ -124,6 +125,11 @@ class NodeFacts:
 
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
         """Return the GPUs whose ranks are given any of these CPUs, and which of them those are."""
-        by_gpu = [(gpu, (self.near(gpu).cpus - self.reserved) & cpus) for gpu in self.topology.gpus]
-        gpus = [gpu for gpu, taken in by_gpu if taken]
-        return gpus, frozenset().union(*(taken for _, taken in by_gpu))
+        gpus = []
+        used: CpuSet = frozenset()
+        for gpu in self.topology.gpus:
+            of_gpu = (self.near(gpu).cpus - self.reserved) & cpus
+            if of_gpu:
+                gpus.append(gpu)
+                used |= of_gpu
+        return gpus, used

@@ -57,7 +57,7 @@ def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[CheckResult]
         if names and name not in names:
             continue
         try:
-            judged = [*CHECKS[name].run(facts)]
+            judged = list(CHECKS[name].run(facts))
         except (NotApplicableError, InvalidRequestError) as why:
             judged = [CheckResult(NOT_APPLICABLE, str(why))]
         findings = [result for result in judged if result.status != OK]

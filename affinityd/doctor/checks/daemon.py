@@ -35,18 +35,18 @@ from affinityd.text import count
 from affinityd.topology.document import read_node
 from affinityd.topology.model import Node, Topology
 
-CLIENT_SECONDS = 1.0  #: seconds, as any client of the daemon waits
-MOST_ANSWER = 64 * 2**20  #: bytes
 
+def probe(path: str, timeout: float = 1.0) -> DaemonFacts:
+    """Return the facts of the daemon whose socket is at a path; it is queried if it answers.
 
-def probe(path: str, timeout: float = CLIENT_SECONDS) -> DaemonFacts:
-    """Return the facts of the daemon whose socket is at a path; it is queried if it answers."""
+    `timeout` is of each query, by default as long as any client of the daemon waits.
+    """
     daemon = replace(_listener(path, timeout), published=_published(Path(path)))
     if not daemon.status:
         return daemon
     deadline = time.monotonic() + timeout
     with suppress(AffinityError, ValueError):
-        metrics = ask_daemon.fetch(path, "/metrics", deadline, refusals=REFUSALS, most=MOST_ANSWER)
+        metrics = ask_daemon.fetch(path, "/metrics", deadline, refusals=REFUSALS, most=64 * 2**20)
         return replace(daemon, nri=_nri_samples(metrics))
     return daemon
 
@@ -60,11 +60,13 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
             answer = ask_daemon.get(connection, "/readyz", deadline)
         return replace(daemon, status=ask_daemon.parse(answer)[0])
     except TimeoutError:
-        full = "it accepts no more connections: its queue is full"
-        error = f"no answer within {timeout:.1g} s" if daemon.listens else full
+        if daemon.listens:
+            error = f"no answer within {timeout:.1g} s"
+        else:
+            error = "it accepts no more connections: its queue is full"
         return replace(daemon, listens=True, error=error)
-    except (OSError, ValueError) as error:
-        return replace(daemon, is_denied=isinstance(error, PermissionError), error=_reason(error))
+    except (OSError, ValueError) as fault:
+        return replace(daemon, is_denied=isinstance(fault, PermissionError), error=_reason(fault))
 
 
 def _published(socket: Path) -> Node | str:
@@ -76,15 +78,19 @@ def _published(socket: Path) -> Node | str:
 
 
 def _reason(error: OSError | ValueError) -> str:
-    # A socket's path that is too long has no errno.
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if isinstance(error, OSError) and error.strerror:  # a socket's path that is too long has none
+        return error.strerror
+    return str(error)
 
 
 def _nri_samples(text: str) -> Mapping[str, float] | None:
     """Return the samples of the NRI plugin, by name with labels; None: there is none."""
-    lines = (line.rpartition(" ") for line in text.splitlines())
-    nri = "affinityd_nri_"
-    return {name: float(value) for name, _, value in lines if name.startswith(nri)} or None
+    samples = {}
+    for line in text.splitlines():
+        if line.startswith("affinityd_nri_"):
+            name, _, value = line.rpartition(" ")
+            samples[name] = float(value)
+    return samples or None
 
 
 def daemon(facts: NodeFacts) -> CheckResults:
@@ -92,7 +98,7 @@ def daemon(facts: NodeFacts) -> CheckResults:
     daemon = facts.daemon
     if daemon is None:
         raise NotApplicableError("the machine is replayed, and has no daemon")
-    misspelled = [*variables(facts)]
+    misspelled = list(variables(facts))
     if daemon.absent and not misspelled:
         raise NotApplicableError(
             f"no daemon listens at {' or '.join(daemon.absent)}, and none is needed: affinityd "
@@ -106,30 +112,42 @@ def daemon(facts: NodeFacts) -> CheckResults:
     yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
 
 
-#: Variables that commands, prologs and pods read, besides the settings.
-READ_VARIABLES = (
-    *("CHOOSE_GPU", "CONFIG", "CPUS", "DRAIN", "GPU_ORDER", "JOB_CPUS", "JOB_GPUS", "MEMORY"),
-    *("MPS_DEVICES", "NICS", "THREADS", "TIMEOUT", "URL", "VERBOSE"),
-)
-#: Variables that affinityd sets for jobs.
-WRITTEN = (
-    *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "PINNED_FOR", "RDMA"),
-    *("NEAR", "SLICE", "UNPINNED", "VISIBLE_MEMORY_NODES", "WARNINGS"),
-)
-#: Every name without a number in it.
+#: Every AFFINITYD_* name without a number in it.
 OUR_VARIABLES = (
     "AFFINITYD",
-    *(
-        f"{config.PREFIX}{name.upper()}"
-        for name in (*settings.SETTING_NAMES, *config.PLAN_PARAMETERS, *READ_VARIABLES, *WRITTEN)
-    ),
+    *(f"{config.PREFIX}{name.upper()}" for name in settings.SETTING_NAMES),
+    *config.PARAMETER_VARIABLES.values(),
+    # Commands, prologs and pods read these, besides the settings.
+    "AFFINITYD_CHOOSE_GPU",
+    "AFFINITYD_CONFIG",
+    "AFFINITYD_CPUS",
+    "AFFINITYD_DRAIN",
+    "AFFINITYD_GPU_ORDER",
+    "AFFINITYD_JOB_CPUS",
+    "AFFINITYD_JOB_GPUS",
+    "AFFINITYD_MEMORY",
+    "AFFINITYD_MPS_DEVICES",
+    "AFFINITYD_NICS",
+    "AFFINITYD_THREADS",
+    "AFFINITYD_TIMEOUT",
+    "AFFINITYD_URL",
+    "AFFINITYD_VERBOSE",
+    # affinityd sets these for jobs.
+    "AFFINITYD_ALLOWED",
+    "AFFINITYD_CPULIST",
+    "AFFINITYD_GPUS",
+    "AFFINITYD_LOCALITY",
+    "AFFINITYD_MEMORY_NODES",
+    "AFFINITYD_NODES",
+    "AFFINITYD_PINNED_FOR",
+    "AFFINITYD_RDMA",
+    "AFFINITYD_NEAR",
+    "AFFINITYD_SLICE",
+    "AFFINITYD_UNPINNED",
+    "AFFINITYD_VISIBLE_MEMORY_NODES",
+    "AFFINITYD_WARNINGS",
 )
 RANKS = f"{config.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
-
-#: Words in variables that Kubernetes gives pods for a Service, as …_SERVICE_HOST and …_PORT.
-OF_SERVICES = frozenset(("SERVICE", "PORT"))
-
-ALIKE = 0.9  #: of difflib; names of other programs are less similar
 
 
 def variables(facts: NodeFacts) -> CheckResults:
@@ -138,19 +156,23 @@ def variables(facts: NodeFacts) -> CheckResults:
         name = variable.upper()
         if variable in OUR_VARIABLES or name.startswith(RANKS):
             continue
-        if where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
+        # Kubernetes gives pods …_SERVICE_HOST and …_PORT of a Service.
+        if where == ENVIRONMENT and {"SERVICE", "PORT"} & {*name.split("_")}:
             continue
         if variable in removed.VARIABLES:
             yield warn(
                 f"{variable} in {where} is removed, and ignored", removed.VARIABLES[variable]
             )
             continue
-        near = difflib.get_close_matches(name, OUR_VARIABLES, n=1, cutoff=ALIKE)
-        if near or name.startswith(config.PREFIX):
-            yield warn(
-                f"{variable} in {where} is not a setting of affinityd, and is ignored",
-                f"did you mean {near[0]}?" if near else "leave it out; docs/settings.md lists them",
-            )
+        # Names of other programs are less similar.
+        similar = difflib.get_close_matches(name, OUR_VARIABLES, n=1, cutoff=0.9)
+        if similar:
+            remedy = f"did you mean {similar[0]}?"
+        elif name.startswith(config.PREFIX):
+            remedy = "leave it out; docs/settings.md lists them"
+        else:
+            continue
+        yield warn(f"{variable} in {where} is not a setting of affinityd, and is ignored", remedy)
 
 
 def socket(daemon: DaemonFacts) -> CheckResults:
@@ -167,7 +189,8 @@ def socket(daemon: DaemonFacts) -> CheckResults:
             "systemctl enable --now affinityd, or affinityd serve as root; journalctl -u affinityd "
             "says why one that runs is not ready; --socket names another",
         )
-    if wrong := [*_wrong_modes(Path(daemon.path).absolute())]:
+    wrong = list(_wrong_modes(Path(daemon.path).absolute()))
+    if wrong:
         yield warn(
             "not all users' jobs reach the daemon, or others may replace its socket: "
             + ", ".join(wrong),
@@ -177,16 +200,19 @@ def socket(daemon: DaemonFacts) -> CheckResults:
 
 def _wrong_modes(path: Path) -> Iterator[str]:
     """Yield the folders that keep other users from the socket, or let them replace it."""
-    if any(map(path.is_relative_to, (config.RUNTIME_FOLDERS, config.runtime_folder()))):
+    if path.is_relative_to(config.RUNTIME_FOLDERS) or path.is_relative_to(config.runtime_folder()):
         return
     for place in (*reversed(path.parents), path):
         try:
             mode = stat.S_IMODE(place.stat().st_mode)
         except OSError:  # it is not there, or is hidden
             return
-        needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH
+        needed = stat.S_IXOTH
+        if place == path:
+            needed = stat.S_IROTH | stat.S_IWOTH
         is_systems = place == Path(config.SYSTEM_SOCKET).parent
-        if mode & needed != needed or (is_systems and mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        is_writable = mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if mode & needed != needed or (is_systems and is_writable):
             yield f"{place} is {mode:04o}"
 
 
@@ -209,20 +235,25 @@ def _machine_words(topology: Topology) -> Mapping[str, str]:
     }
 
 
+def _difference(node: Node, topology: Topology) -> str:
+    """Return what says that node.json is not this machine's; empty: nothing does."""
+    published = _machine_words(node.topology)
+    for fact, here in _machine_words(topology).items():
+        if published[fact] != here:
+            return f"its {fact}: {published[fact]}, here: {here}"
+    if node.replayed:
+        return "it is a replayed machine's"
+    return ""
+
+
 def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
     """Judge whether node.json, from which ranks plan without the daemon, is of this machine."""
     node = daemon.published
-    if isinstance(node, str):
-        fault = node if daemon.listens else ""
-    else:
-        told = _machine_words(node.topology)
-        here = _machine_words(topology)
-        stale = (
-            f"its {fact}: {told[fact]}, here: {here[fact]}"
-            for fact in here
-            if told[fact] != here[fact]
-        )
-        fault = next(stale, "it is a replayed machine's" if node.replayed else "")
+    fault = ""
+    if isinstance(node, Node):
+        fault = _difference(node, topology)
+    elif daemon.listens:
+        fault = node
     if fault:
         yield warn(
             f"ranks cannot plan from {Path(daemon.path).with_name(NODE_FILE)} without the daemon: "
@@ -234,7 +265,7 @@ def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
 
 def nri(facts: NodeFacts) -> CheckResults:
     """Judge whether a container runtime asks the daemon, and no container was missed."""
-    samples = facts.daemon and facts.daemon.nri
+    samples = facts.daemon.nri if facts.daemon else None
     if not samples:
         raise NotApplicableError("no daemon that adjusts containers listens")
     if samples.get("affinityd_nri_connected") == 0:
@@ -244,7 +275,11 @@ def nri(facts: NodeFacts) -> CheckResults:
             "(kubernetes.nri.socketFolder of the chart); the daemon's log says why",
         )
     yield ok("a container runtime asks the daemon")
-    if missed := int(sum(value for name, value in samples.items() if 'state="missed"' in name)):
+    missed = 0
+    for name, value in samples.items():
+        if 'state="missed"' in name:
+            missed += int(value)
+    if missed:
         yield warn(
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",
             "repair what the lines `is not adjusted` of the daemon's log name; it tries again",

@@ -12,12 +12,9 @@ from affinityd.cpuset import several
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import number, numbered, read_cpus
 from affinityd.doctor.facts import CheckResults, NodeFacts, NotApplicableError, named, ok, warn
-from affinityd.grouping import grouped
 from affinityd.text import node_name
-from affinityd.topology.model import ON_SWITCH, SYS
+from affinityd.topology.model import ON_SWITCH, SYS, Gpu
 from affinityd.topology.rdma import nics_of_gpus, usable_ports
-
-ONLINE_REMEDY = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
 
 
 def gpu_numa_node(facts: NodeFacts) -> CheckResults:
@@ -28,7 +25,8 @@ def gpu_numa_node(facts: NodeFacts) -> CheckResults:
     if not facts.has_several_nodes:
         yield ok("all CPUs are in one NUMA node")
         return
-    if lost := [gpu for gpu in gpus if gpu.numa_node is None]:
+    lost = [gpu for gpu in gpus if gpu.numa_node is None]
+    if lost:
         addresses = ", ".join(gpu.pci_bus_id for gpu in lost)
         yield warn(
             f"numa_node of {named(lost)} ({addresses}) is unknown: their ranks are not pinned",
@@ -37,8 +35,11 @@ def gpu_numa_node(facts: NodeFacts) -> CheckResults:
             "numa_node=)",
             lost,
         )
-    nodes = grouped(gpus, lambda gpu: gpu.numa_node)
-    yield ok("; ".join(f"{named(gpus)} on {node_name(node)}" for node, gpus in nodes.items()))
+    gpus_of_node: dict[int | None, list[Gpu]] = {}
+    for gpu in gpus:
+        gpus_of_node.setdefault(gpu.numa_node, []).append(gpu)
+    places = [f"{named(near)} on {node_name(node)}" for node, near in gpus_of_node.items()]
+    yield ok("; ".join(places))
 
 
 def offline_cpus(facts: NodeFacts) -> CheckResults:
@@ -51,10 +52,10 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
     lost: set[int] = set()
     for gpu in gpus:
         nodes = {*facts.near(gpu).nodes, gpu.numa_node} - {None}
-        lost_here = {cpu for cpu, node in offline.items() if node in nodes}
-        if lost_here:
+        near = {cpu for cpu, node in offline.items() if node in nodes}
+        if near:
             losers.append(gpu)
-        lost |= lost_here
+        lost |= near
     text = f"offline near {named(losers)}: {several('CPU', lost)}"
     control = facts.tree.read(f"{CPUS}/smt/control")
     if not losers:
@@ -64,8 +65,8 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
     else:
         yield warn(
             f"{text}, which no rank can use",
-            f"{ONLINE_REMEDY}; look for maxcpus= and nr_cpus= on the kernel's command line, and "
-            "for a program that takes them offline",
+            "echo 1 > /sys/devices/system/cpu/cpuN/online for each; look for maxcpus= and nr_cpus= "
+            "on the kernel's command line, and for a program that takes them offline",
             losers,
         )
 
@@ -73,10 +74,11 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
 def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
     """Return each present CPU that is offline → its node, which its folder names; None: unknown."""
     present = read_cpus(facts.tree, f"{CPUS}/present") or frozenset()
-    return {
-        cpu: next(iter(numbered(facts.tree, f"{CPUS}/cpu{cpu}", "node")), None)
-        for cpu in sorted(present - facts.topology.online)
-    }
+    offline = {}
+    for cpu in sorted(present - facts.topology.online):
+        nodes = numbered(facts.tree, f"{CPUS}/cpu{cpu}", "node")
+        offline[cpu] = next(iter(nodes), None)
+    return offline
 
 
 def gpu_nics(facts: NodeFacts) -> CheckResults:
@@ -89,11 +91,13 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
     nics = nics_of_gpus(topology)
     links = {gpu.key: nics[gpu.key].nearest[0].link for gpu in gpus}
     far = [gpu for gpu in gpus if links[gpu.key] not in ON_SWITCH]
-    lone = [port for nic, port in usable if all(topology.nearness(gpu, nic) == SYS for gpu in gpus)]
+    lone = []
+    for nic, port in usable:
+        if all(topology.nearness(gpu, nic) == SYS for gpu in gpus):
+            lone.append(f"{port.device} port {port.number}")
     if lone and far:  # where each GPU has a near one, the others are for storage
-        ports = ", ".join(f"{port.device} port {port.number}" for port in lone)
         yield warn(
-            f"on another NUMA node than every GPU: {ports}",
+            f"on another NUMA node than every GPU: {', '.join(lone)}",
             "move the adapter to a slot of a node with GPUs; nothing, if it is for storage",
         )
     if far and len(far) < len(gpus):

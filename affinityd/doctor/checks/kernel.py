@@ -26,15 +26,14 @@ from affinityd.doctor.facts import (
 from affinityd.linux.cgroup import Mount
 from affinityd.topology.model import SYS, Gpu
 
-UNMAPS_PAGES = 1  #: a bit of kernel.numa_balancing; another, 2, is of memory tiers
-
 
 def numa_balancing(facts: NodeFacts) -> CheckResults:
     """Judge whether the kernel moves pages between nodes by itself."""
     value = read_number(facts.tree, "proc/sys/kernel/numa_balancing")
     if value is None:
         raise NotApplicableError("there is no kernel.numa_balancing to read")
-    if value & UNMAPS_PAGES and facts.has_several_nodes:
+    unmaps_pages = value & 1  # the bit 2 is of memory tiers
+    if unmaps_pages and facts.has_several_nodes:
         if not facts.topology.gpus:
             raise NotApplicableError(f"kernel.numa_balancing is {value}, and there is no GPU")
         yield warn(
@@ -80,14 +79,11 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
     yield ok("ranks are given no CPU of isolcpus= or nohz_full=")
 
 
-NO_NVIDIA = "there is no NVIDIA GPU"
-
-
 def nvml(facts: NodeFacts) -> CheckResults:
     """Judge whether NVML answers, for every GPU, and may be called at all."""
     report = facts.nvml
     if not _nvidia(facts) and not (report and report.gpus):
-        raise NotApplicableError(NO_NVIDIA)
+        raise NotApplicableError("there is no NVIDIA GPU")
     if facts.maintenance is not None:
         raise NotApplicableError(f"NVML was not asked: {facts.maintenance}")
     if report is None:
@@ -115,8 +111,9 @@ def _nvidia(facts: NodeFacts) -> list[Gpu]:
 
 
 def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
-    reports = (facts.nvml.gpus if facts.nvml else None) or ()
-    by_index = {report.index: report for report in reports}
+    if facts.nvml is None:
+        return []
+    by_index = {report.index: report for report in facts.nvml.gpus or ()}
     return [(gpu, by_index[gpu.index]) for gpu in _nvidia(facts) if gpu.index in by_index]
 
 

@@ -19,10 +19,9 @@ from affinityd.doctor.facts import (
     ok,
     warn,
 )
-from affinityd.grouping import grouped
 from affinityd.slurm.commands import CONF_FOLDERS, LocalSlurm, ShownNode, find_slurm
 from affinityd.slurm.cores import SlurmCores
-from affinityd.topology.model import Topology, cpus_of
+from affinityd.topology.model import Gpu, Topology, cpus_of
 
 
 def _local_slurm(facts: NodeFacts) -> LocalSlurm:
@@ -41,7 +40,10 @@ def slurm_conf(facts: NodeFacts) -> CheckResults:
     node = slurm.nodes(slurm.node_name(topology.name))[0]
     jobs = {} if node.restricts_cores else cpu_jobs(slurm, topology, node)
     taken = frozenset[int]().union(*jobs.values())
-    for near, gpus in grouped(topology.gpus, lambda gpu: facts.near(gpu).cpus).items():
+    gpus_near: dict[CpuSet, list[Gpu]] = {}
+    for gpu in topology.gpus:
+        gpus_near.setdefault(facts.near(gpu).cpus, []).append(gpu)
+    for near, gpus in gpus_near.items():
         cores = [core for core in topology.cores if core.cpus[0] in near]
         lost = [core for core in cores if not taken.isdisjoint(core.cpus)]
         if 2 * len(lost) > len(cores):
@@ -56,21 +58,18 @@ def slurm_conf(facts: NodeFacts) -> CheckResults:
     yield ok("no jobs without GPUs have most of the cores near a GPU")
 
 
-_JOB = re.compile(r"JobId=(\d+) ")
-_DETAILS = re.compile(r" Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)")
-_HAS_GPUS = re.compile(r"(?:^|,)gpu(?::[^(),]+)?\(IDX:\d")
-
-
 def cpu_jobs(slurm: LocalSlurm, topology: Topology, node: ShownNode) -> Mapping[int, CpuSet]:
     """Return the CPUs of each running job without GPUs on this node. Raises SlurmError."""
     order = SlurmCores(topology).order
     jobs = {}
     for line in slurm.scontrol("--details", "--oneliner", "show", "job").splitlines():
-        job = _JOB.match(line)
+        job = re.match(r"JobId=(\d+) ", line)
         if job is None or " JobState=RUNNING " not in line:
             continue
-        for hosts, numbers, gres in _DETAILS.findall(line):
-            if _HAS_GPUS.search(gres) or not _has_node(slurm, hosts, node.name):
+        details = re.findall(r" Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)", line)
+        for hosts, numbers, gres in details:
+            has_gpus = re.search(r"(?:^|,)gpu(?::[^(),]+)?\(IDX:\d", gres)
+            if has_gpus or not _has_node(slurm, hosts, node.name):
                 continue
             cores = {number // node.threads for number in parse_list(numbers)}
             jobs[int(job[1])] = cpus_of(order[core] for core in cores if core < len(order))
@@ -85,9 +84,6 @@ def _has_node(slurm: LocalSlurm, hosts: str, name: str) -> bool:
     if not any(name.startswith(begin) for begin in begins):
         return False
     return name in slurm.scontrol("show", "hostnames", hosts).split()
-
-
-INSTALL = f"install the scripts of {__version__}, pinning.sh beside task_prolog.sh too"
 
 
 def slurm_scripts(facts: NodeFacts) -> CheckResults:
@@ -113,12 +109,13 @@ def slurm_scripts(facts: NodeFacts) -> CheckResults:
         raise NotApplicableError(f"TaskProlog={setting[1]} does not run affinityd's script here")
     version = re.search(r"^# affinityd (\S+)$", text, re.MULTILINE)
     release = version[1] if version else "0.2 or older"
+    install = f"install the scripts of {__version__}, pinning.sh beside task_prolog.sh too"
     if release != __version__:
         yield warn(
             f"{path} is of affinityd {release}, this is {__version__}: tasks may not be pinned",
-            INSTALL,
+            install,
         )
     beside = f"{path.rpartition('/')[0]}/pinning.sh"
     if facts.tree.read(beside.lstrip("/")) is None:
-        yield warn(f"{beside} cannot be read: no task is pinned", INSTALL)
+        yield warn(f"{beside} cannot be read: no task is pinned", install)
     yield ok(f"{path} is of affinityd {release}")
