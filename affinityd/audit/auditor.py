@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from affinityd.audit.model import (
     ContainerNames,
     CpuTime,
     GpuHolders,
+    Holding,
     NamedPods,
     ProcessFacts,
     Scan,
@@ -42,10 +43,10 @@ from affinityd.linux.scheduling import TICKS
 from affinityd.threads import Answers
 from affinityd.topology.model import GpuKey, Keys, Topology, keys_before, moved
 
-READING = 5.0  #: seconds that a scan may read /proc
+PROC_SECONDS = 5.0  #: that a scan may read /proc
 MINUTE = 60.0
 
-HIDDEN = "some of its processes are hidden here, by hidepid= of /proc: run this as root"
+HIDDEN_PROCESSES = "some of its processes are hidden here, by hidepid= of /proc: run this as root"
 
 NamePods = Callable[[Topology, list[AuditedProcess], ContainerNames], NamedPods]
 
@@ -80,8 +81,9 @@ class Auditor:
         self._judge: Judge | None = None
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> Scan:
-        """Scan once, within the time of the holders' query and READING seconds."""
-        now, boot = time.time(), since_boot()
+        """Scan once, within the time of the holders' query and PROC_SECONDS."""
+        now = time.time()
+        boot = since_boot()
         if self._judge is None or self._judge.topology is not topology:  # it was read again
             if self._judge is not None:
                 self._records.renumber(keys_before(self._judge.topology, topology))
@@ -91,52 +93,52 @@ class Auditor:
         self._first_masks.begin(boot)
         processes = ProcessTable(self._proc)
         held = self._held(topology)
-        walk = ProcessWalk(held, time.monotonic() + READING, processes)
+        walk = ProcessWalk(held, time.monotonic() + PROC_SECONDS, processes)
         owners = ProcessOwners(processes)
-        found = [*self._audited(judge, walk, owners)]
-        # The walk is over: the holders without a process are known. Once may be a race.
+        found = list(self._audited(judge, walk, owners))
+        unknown: dict[GpuKey, str] = {}
+        for gpu, number in walk.late.items():
+            unknown[gpu] = f"{number} of its processes were not scanned: the time limit was reached"
+        # The walk is over: the holders without a process are known.
         gone = [holding for holding in walk.unseen if not exists(holding.pid)]
-        found += [missing_process(it) for it in gone if (it.pid, it.gpu) in self._gone]
-        names = {(holding.pid, holding.gpu) for holding in gone}
-        self.has_unconfirmed = not names <= self._gone
-        self._gone = names
+        for holding in walk.unseen:
+            if holding not in gone:
+                unknown[holding.gpu] = HIDDEN_PROCESSES
+        unknown |= held.unknown
+        found += self._missing(gone)
         named = NamedPods(found)
         if self._name_pods:
             named = self._name_pods(topology, found, containers)
         found = with_allocations(topology, self._reserved, named.processes)
-        given = {**owners.noted_gpus(topology), **named.reserved}
-        used = {gpu for process in found if not process.is_daemon for gpu in process.facts.gpus}
         # Stable, so that descendants stay with those that have started them.
-        found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
-        late = {
-            gpu: f"{number} of its processes were not scanned: the time limit was reached"
-            for gpu, number in walk.late.items()
-        }
-        hidden = {holding.gpu: HIDDEN for holding in walk.unseen if holding not in gone}
-        unknown = {**late, **hidden, **held.unknown}
+        found.sort(key=_by_gpu_and_holder)
+        running = []
+        with_memory = {}
+        for process in found:
+            facts = process.facts
+            if facts.threads and not process.is_daemon:
+                running.append(facts)
+                if facts.holding is not None:
+                    place = judge.vicinity(facts.gpus), process.placement
+                    with_memory[facts.pid, facts.start] = place
+        uid_of = {process.facts.pid: process.facts.uid for process in found}
+        reserved = {**owners.noted_gpus(topology), **named.reserved}
+        used = {*unknown, *_used_gpus(found)}
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
-        running = [process for process in found if process.facts.threads and not process.is_daemon]
         scan = Scan(
             time=now,
             seconds=0.0,
             processes=tuple(found),
             near=judge.near,
             unknown=unknown,
-            reserved={gpu: given[gpu] for gpu in given.keys() - used - unknown.keys()},
+            reserved={gpu: owner for gpu, owner in reserved.items() if gpu not in used},
             skipped=walk.late.total() + held.skipped,
             # If a GPU's processes are not known, a tree may have its ranks: then no tree is moved.
             tree_tops={} if unknown else tree_tops(found, self._proc),
             # Not `boot`: to ask a driver takes seconds at some scans.
-            waits=self._waits.look([process.facts for process in running], processes, since_boot()),
-            users=self._users.look({it.facts.uid for it in found if it.facts.uid is not None}),
-            memory=self._memory.look(
-                {
-                    (it.facts.pid, it.facts.start): (judge.vicinity(it.facts.gpus), it.placement)
-                    for it in running
-                    if it.facts.holding is not None
-                },
-                {process.facts.pid: process.facts.uid for process in found},
-            ),
+            waits=self._waits.look(running, processes, since_boot()),
+            users=self._users.look({uid for uid in uid_of.values() if uid is not None}),
+            memory=self._memory.look(with_memory, uid_of),
             counts_waits=self._waits.counts,
             lost=held.lost,
             gone=held.gone,
@@ -146,6 +148,15 @@ class Auditor:
             boot=boot,
         )
         return self._records.add(scan)
+
+    def _missing(self, gone: Sequence[Holding]) -> Iterator[AuditedProcess]:
+        """Yield the holders that had no process at the last scan either: once may be a race."""
+        names = {(holding.pid, holding.gpu) for holding in gone}
+        for holding in gone:
+            if (holding.pid, holding.gpu) in self._gone:
+                yield missing_process(holding)
+        self.has_unconfirmed = not names <= self._gone
+        self._gone = names
 
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
@@ -164,6 +175,19 @@ class Auditor:
                 yield audited
             else:
                 yield replace(audited, orphan=why_orphan(facts, owners))
+
+
+def _used_gpus(processes: Iterable[AuditedProcess]) -> set[GpuKey]:
+    """Return the GPUs that a process uses which is no known daemon."""
+    gpus: set[GpuKey] = set()
+    for process in processes:
+        if not process.is_daemon:
+            gpus.update(process.facts.gpus)
+    return gpus
+
+
+def _by_gpu_and_holder(process: AuditedProcess) -> tuple[GpuKey, int]:
+    return process.facts.gpu, process.facts.holder or process.facts.pid
 
 
 class ScanRecords:
@@ -190,7 +214,10 @@ class ScanRecords:
         found = scan.processes
         used = self._cpu_time.book(found, scan.near, scan.boot, scan.waits, scan.unknown)
         # A mismatch goes on while the processes of its GPU cannot be seen.
-        far = {gpu for process in found if process.is_mismatch for gpu in process.facts.gpus}
+        far: set[GpuKey] = set()
+        for process in found:
+            if process.is_mismatch:
+                far.update(process.facts.gpus)
         going_on = far | (self._since.keys() & scan.unknown.keys())
         self._since = {gpu: self._since.get(gpu, scan.time) for gpu in going_on}
         minute = int(scan.boot // MINUTE)
@@ -268,31 +295,37 @@ class CpuTimeCounters:
                 time += CpuTime(waited=of_process.waited or 0.0, throttled=without)
             used[facts.pid] = time
             gpu_time[facts.gpu] += time
-        self._before |= {(it.facts.pid, it.facts.start): (it.facts, boot) for it in processes}
-        self._before = {
-            name: (facts, seen)
-            for name, (facts, seen) in self._before.items()
-            if boot - seen < REMEMBERED or facts.gpu in unknown
-        }
-        self._looked |= {gpu: boot * self._ticks for gpu in gpus if gpu not in unknown}
+        for process in processes:
+            self._before[process.facts.pid, process.facts.start] = process.facts, boot
+        for name, (facts, seen) in list(self._before.items()):
+            if boot - seen >= REMEMBERED and facts.gpu not in unknown:
+                del self._before[name]
+        for gpu in gpus:
+            if gpu not in unknown:
+                self._looked[gpu] = boot * self._ticks
         self.gpu_time = gpu_time
         return used
 
     def _count_ended(self, processes: Sequence[AuditedProcess]) -> None:
-        """Forget what has ended; what it had spent by the last scan, its parent counts once more.
+        """Forget the processes that have ended, and note their time at their living ancestors.
 
-        The parent counts it when it waits for it. Of one that has ended, too, its own parent does.
+        The kernel adds the time of an ended process to the one that waits for it. What was counted
+        here by the last scan is noted, so as not to count it again.
         """
         here = {(process.facts.pid, process.facts.start) for process in processes}
-        over = [name for name in self._before.keys() - here if self._is_over(*name)]
-        ended = {pid: self._before.pop((pid, start))[0] for pid, start in over}
-        parents = {pid: facts.parent for pid, facts in ended.items()}
+        ended = {}
+        parents = {}
+        for pid, start in self._before.keys() - here:
+            if self._is_over(pid, start):
+                facts, _ = self._before.pop((pid, start))
+                ended[pid] = facts
+                parents[pid] = facts.parent
         for pid, facts in ended.items():
             *_, last = ancestors(pid, parents)
             spent = facts.cpu_ticks + facts.children_ticks + self._counted.pop(pid, 0)
             self._counted[parents[last]] += spent
-        pids = {pid for pid, _ in self._before}
-        self._counted = Counter({pid: self._counted[pid] for pid in self._counted if pid in pids})
+        for pid in self._counted.keys() - {pid for pid, _ in self._before}:
+            del self._counted[pid]
 
     def _used(self, process: AuditedProcess) -> CpuTime:
         """Return the time of a process since it was seen last.
@@ -303,19 +336,21 @@ class CpuTimeCounters:
         before, _ = self._before.get((facts.pid, facts.start), (None, 0.0))
         if before is None and facts.start < self._looked.get(facts.gpu, float("inf")):
             return CpuTime()
-        of_children = facts.children_ticks - (before.children_ticks if before else 0)
+        own = facts.cpu_ticks
+        of_children = facts.children_ticks
+        if before is not None:
+            own = max(0, own - before.cpu_ticks)
+            of_children -= before.children_ticks
         counted = min(of_children, self._counted[facts.pid])
         self._counted[facts.pid] -= counted
-        own = max(0, facts.cpu_ticks - (before.cpu_ticks if before else 0))
         total = (own + of_children - counted) / self._ticks
         if process.near is None:
             return CpuTime(total)
         of_threads = ticks_since(facts, before)
-        remote = sum(
-            ticks
-            for thread, ticks in zip(facts.threads, of_threads, strict=True)
-            if thread.last_cpu not in process.near
-        )
+        remote = 0
+        for thread, ticks in zip(facts.threads, of_threads, strict=True):
+            if thread.last_cpu not in process.near:
+                remote += ticks
         if any(of_threads):
             return CpuTime(total, total * remote / sum(of_threads))
         far = len(facts.cpus - process.near) / max(1, len(facts.cpus))

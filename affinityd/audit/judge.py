@@ -7,15 +7,15 @@ are near, no mask is wrong, since a pin would take CPUs away, and another alloca
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
-from affinityd.audit.model import SLURM, AuditedProcess, PlacedThread, ProcessFacts
+from affinityd.audit.model import SLURM, AuditedProcess, Job, PlacedThread, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
-from affinityd.grouping import grouped
 from affinityd.linux.processes import FIRST_USER, ancestors
 from affinityd.planner import Demand, Options, RankPlan
 from affinityd.planner.planner import plan
@@ -36,10 +36,20 @@ from affinityd.topology.nearness import (
 DAEMONS = frozenset(
     name[:15]
     for name in (
-        *("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-mig-manager", "Xorg"),
-        *("nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-device-plugin"),
-        *("nv-hostengine", "dcgm-exporter", "nvidia_gpu_exporter", "gpu-feature-discovery"),
-        *("amd-metrics-exporter", "gpuagent", "npu-exporter"),
+        "nvidia-persistenced",
+        "nvidia-fabricmanager",
+        "nvidia-mig-manager",
+        "nvidia-cuda-mps-control",
+        "nvidia-cuda-mps-server",
+        "nvidia-device-plugin",
+        "nvidia_gpu_exporter",
+        "nv-hostengine",
+        "dcgm-exporter",
+        "gpu-feature-discovery",
+        "Xorg",
+        "amd-metrics-exporter",
+        "gpuagent",
+        "npu-exporter",
     )
 )
 
@@ -48,12 +58,15 @@ class Judge:
     """Judges by one topology."""
 
     def __init__(self, topology: Topology) -> None:
-        def found(keys: tuple[GpuKey, ...]) -> Vicinity:
-            return vicinity(topology, [gpu for gpu in topology.gpus if gpu.key in keys])
-
         self.topology = topology
-        self.vicinity = lru_cache(1024)(found)
-        self._core_of = {cpu: frozenset(core.cpus) for core in topology.cores for cpu in core.cpus}
+        self.vicinity = lru_cache(1024)(self._vicinity)
+        self._core_of: dict[int, CpuSet] = {}
+        for core in topology.cores:
+            for cpu in core.cpus:
+                self._core_of[cpu] = frozenset(core.cpus)
+
+    def _vicinity(self, keys: tuple[GpuKey, ...]) -> Vicinity:
+        return vicinity(self.topology, [gpu for gpu in self.topology.gpus if gpu.key in keys])
 
     @property
     def near(self) -> Mapping[GpuKey, CpuSet | None]:
@@ -63,36 +76,48 @@ class Judge:
     def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> AuditedProcess:
         """Return the judgment of a process; `of_daemon`: a known daemon has started it."""
         near = self.vicinity(facts.gpus)
-        known = (facts.first_mask, *(thread.mask for thread in facts.threads[:1]))
-        mains = {mask for mask in known if mask is not None}
-        of_mask = {
-            mask: (placement(self.topology, near, mask), self._is_its_own(mask, mains))
-            for mask in {thread.mask for thread in facts.threads}
-        }
-        audited = AuditedProcess(
+        main_masks = set()
+        if facts.first_mask is not None:
+            main_masks.add(facts.first_mask)
+        if facts.threads:
+            main_masks.add(facts.threads[0].mask)
+        of_mask: dict[CpuSet, tuple[str, bool]] = {}  # many threads have few masks
+        threads = []
+        for thread in facts.threads:
+            mask = thread.mask
+            if mask not in of_mask:
+                word = placement(self.topology, near, mask)
+                of_mask[mask] = (word, self._is_set_by_library(mask, main_masks))
+            threads.append(PlacedThread(thread, *of_mask[mask]))
+        process = AuditedProcess(
             facts,
             UNKNOWN,
-            tuple(PlacedThread(thread, *of_mask[thread.mask]) for thread in facts.threads),
+            tuple(threads),
             is_daemon=of_daemon or is_known_daemon(facts),
             near=_known(near),
         )
-        judged, words = audited.judged, {*audited.judged.values()}
-        together = MIXED if len(words) > 1 else next(iter(words), UNKNOWN)  # if none of them runs
-        return replace(
-            audited,
-            placement=UNPINNED if UNPINNED in words else together,
-            cause=cause_of(judged, near.cpus, facts.cpuset),
-        )
+        words = set(process.judged.values())
+        if UNPINNED in words:
+            together = UNPINNED
+        elif len(words) > 1:
+            together = MIXED
+        elif words:
+            (together,) = words
+        else:  # none of its threads runs
+            together = UNKNOWN
+        cause = cause_of(process.judged, near.cpus, facts.cpuset)
+        return replace(process, placement=together, cause=cause)
 
-    def _is_its_own(self, mask: CpuSet, mains: Collection[CpuSet]) -> bool:
-        """Whether a library chose a thread's mask: narrower than the main thread's, or one core.
+    def _is_set_by_library(self, mask: CpuSet, main_masks: Collection[CpuSet]) -> bool:
+        """Whether a library set a thread's mask: it is one core, or narrower than a main mask.
 
-        Or narrower than that was before the process was pinned without this thread.
+        `main_masks`: the main thread's mask now, and its mask before the process was pinned.
         """
-        if mask in mains:
+        if mask in main_masks:
             return False
-        core = self._core_of.get(min(mask), frozenset())
-        return len(mask) == 1 or mask <= core or any(mask < main for main in mains)
+        if len(mask) == 1 or mask <= self._core_of.get(min(mask), frozenset()):
+            return True
+        return any(mask < main for main in main_masks)
 
 
 def is_known_daemon(facts: ProcessFacts) -> bool:
@@ -105,41 +130,49 @@ def _known(near: Vicinity) -> CpuSet | None:
     return near.cpus if near.nodes else None
 
 
-PinOwners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`, `session 4711`
+PinOwners = tuple[str, ...]  #: like `slurm 7`, `container cd34cd34cd34` or `session 4711`
 
 
 def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
-    """Return owners of unique pins, two or more → the CPUs that all these pins share.
+    """Return the CPUs that several owners have pinned for themselves, by these owners.
 
-    A pin is unique if it is a part of the near CPUs that the process could have.
+    A pin counts if it is narrower than the near CPUs that the process could have.
     """
-    pins: defaultdict[str, set[int]] = defaultdict(set)
+    pinned: defaultdict[str, set[int]] = defaultdict(set)
     for process in processes:
-        if process.near is not None and not process.is_daemon:
-            facts = process.facts
-            session = facts.pid if facts.session is None else facts.session
-            could_have = process.near if facts.cpuset is None else process.near & facts.cpuset
-            unique = (mask for mask in process.judged if mask < could_have)
-            pins[facts.owner or f"session {session}"].update(*unique)
+        if process.near is None or process.is_daemon:
+            continue
+        facts = process.facts
+        could_have = process.near
+        if facts.cpuset is not None:
+            could_have &= facts.cpuset
+        session = facts.pid if facts.session is None else facts.session
+        owner = facts.owner or f"session {session}"
+        for mask in process.judged:
+            if mask < could_have:
+                pinned[owner].update(mask)
+    owners_of: defaultdict[int, list[str]] = defaultdict(list)
+    for owner in sorted(pinned):
+        for cpu in pinned[owner]:
+            owners_of[cpu].append(owner)
     cpus: defaultdict[PinOwners, set[int]] = defaultdict(set)
-    for cpu in sorted(set[int]().union(*pins.values())):
-        owners = tuple(sorted(owner for owner, pinned in pins.items() if cpu in pinned))
+    for cpu, owners in sorted(owners_of.items()):
         if len(owners) > 1:
-            cpus[owners].add(cpu)
-    return {owners: frozenset(those) for owners, those in cpus.items()}
+            cpus[tuple(owners)].add(cpu)
+    return {owners: frozenset(shared) for owners, shared in cpus.items()}
 
 
 def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:
     """Return the pids of the processes below which another one holds other GPUs."""
     facts_of = {process.facts.pid: process.facts for process in processes}
     parents = {pid: facts.parent for pid, facts in facts_of.items()}
-    return frozenset(
-        above
-        for facts in facts_of.values()
-        if facts.holding is not None
-        for above in ancestors(facts.parent, parents)
-        if {*facts_of[above].gpus} != {*facts.gpus}
-    )
+    pids = set()
+    for facts in facts_of.values():
+        if facts.holding is not None:
+            for above in ancestors(facts.parent, parents):
+                if set(facts_of[above].gpus) != set(facts.gpus):
+                    pids.add(above)
+    return frozenset(pids)
 
 
 @dataclass(frozen=True)
@@ -169,20 +202,27 @@ class Shares:
         All cpusets that overlap, directly or through others, are one share.
         """
         cpusets = [holder.cpuset & self.whole for holder in holders if holder.cpuset]
-        cpus, before = cpuset & self.whole, None
+        cpus = cpuset & self.whole
+        before = None
         while cpus != before:
             before = cpus
-            cpus = cpus.union(*(other for other in cpusets if not other.isdisjoint(cpus)))
-        sharing = [it for it in holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
+            for other in cpusets:
+                if not other.isdisjoint(cpus):
+                    cpus |= other
+        sharing = []
         gpus: set[GpuKey] = set()
-        for holder in sharing:
-            gpus.update(holder.gpus, holder.given.gpus if holder.given else ())
-        granted, asked = _granted(sharing, cpus), None
+        for holder in holders:
+            if holder.cpuset and not holder.cpuset.isdisjoint(cpus):
+                sharing.append(holder)
+                gpus.update(holder.gpus)
+                if holder.given is not None:
+                    gpus.update(holder.given.gpus)
+        granted = _granted(sharing, cpus)
+        asked = None
         if granted is not None and gpus:
-            each = -(-granted // len(gpus))
-            asked = each
+            asked = math.ceil(granted / len(gpus))
             if any(holder.membership.scheduler == SLURM for holder in sharing):
-                asked = at_most_of_whole_node(self.topology, each, granted, cpus, self.whole)
+                asked = at_most_of_whole_node(self.topology, asked, granted, cpus, self.whole)
         return Share(cpus, tuple(sorted(gpus)), granted, asked, _have_slices(sharing))
 
     def _ranks(self, share: Share, options: Options) -> tuple[RankPlan, ...] | str:
@@ -194,33 +234,48 @@ class Shares:
             return str(error)
 
     def judged(self, process: AuditedProcess, share: Share) -> AuditedProcess:
-        """Return the judgment of a process, with the cause ALLOCATION where that is right.
-
-        Its request may be larger than its cgroups tell: then it has the CPUs of a plan for as many.
-        """
+        """Return the judgment of a process, with the cause ALLOCATION where no pin would help."""
         if not process.is_mismatch:
             return process
         first, *others = process.judged
-        is_given = False
-        if share.has_slices and not others:
-            is_given = True  # to pin it near would take CPUs of another task
-        elif not others and not first >= share.cpus and len(first) <= (share.granted or len(first)):
-            homes = Counter(self._gpus[key].numa_node for key in share.gpus if key in self._gpus)
-            asks = {-(-len(first) // ranks) for ranks in (len(share.gpus), *homes.values())}
-            is_given = any(self._widened(process, share, each) == first for each in asks)
-        widened = first if is_given else self._widened(process, share, share.asked)
+        if not others and self._is_given(process, share, first):
+            widened: CpuSet | None = first
+        else:
+            widened = self._widened(process, share, share.asked)
         near = process.near or frozenset()
         cause = cause_of(process.judged, near, process.facts.cpuset, widened)
         return replace(process, cause=cause)
 
+    def _is_given(self, process: AuditedProcess, share: Share, mask: CpuSet) -> bool:
+        """Whether a process has its only mask by its job's request, which cgroups may not tell.
+
+        Then a plan for as many CPUs gives this mask; or it is Slurm's slice, and to pin the process
+        near would take CPUs of another task.
+        """
+        if share.has_slices:
+            return True
+        is_more = share.granted is not None and 0 < share.granted < len(mask)
+        if mask >= share.cpus or is_more:
+            return False
+        homes = Counter(self._gpus[key].numa_node for key in share.gpus if key in self._gpus)
+        for ranks in {len(share.gpus), *homes.values()}:
+            if self._widened(process, share, math.ceil(len(mask) / ranks)) == mask:
+                return True
+        return False
+
     def _widened(self, process: AuditedProcess, share: Share, asked: int | None) -> CpuSet | None:
         """Return the CPUs of its GPUs by a plan for so many CPUs each; None: all are near."""
-        ranks = self.ranks(share, Options(mode="node", cpus=asked)) if asked else ()
+        if not asked:
+            return None
+        ranks = self.ranks(share, Options(mode="node", cpus=asked))
         if isinstance(ranks, str):
             return None
-        gpus, near = process.facts.gpus, (process.near or frozenset()) & share.cpus
+        gpus = process.facts.gpus
         given = [rank.cpus for rank in ranks if rank.gpu.key in gpus and rank.widening]
-        return near.union(*given) if given else None
+        if not given:
+            return None
+        near = process.near or frozenset()
+        return (near & share.cpus).union(*given)
 
 
 def with_allocations(
@@ -228,16 +283,24 @@ def with_allocations(
 ) -> list[AuditedProcess]:
     """Return the judgments; ALLOCATION is the cause if fewer CPUs are near than were asked for."""
     shares = Shares(topology, reserved)
-    of_jobs = [
-        it.facts
-        for it in found
-        if it.facts.holding and it.facts.membership.job and it.facts.cpuset and not it.is_daemon
-    ]
-    by_job = grouped(of_jobs, lambda facts: facts.membership.job)
-    share = cache(lambda cpuset, of: shares.of(cpuset, by_job[of]))
-    share_of = {it.pid: share(it.cpuset, of) for of, holders in by_job.items() for it in holders}
-    with_shares = ((it, share_of.get(it.facts.holder or it.facts.pid)) for it in found)
-    return [it if its is None else shares.judged(it, its) for it, its in with_shares]
+    holders_of: defaultdict[Job, list[ProcessFacts]] = defaultdict(list)
+    for process in found:
+        job = process.facts.membership.job
+        if job and process.facts.holding and process.facts.cpuset and not process.is_daemon:
+            holders_of[job].append(process.facts)
+    share_of: dict[int, Share] = {}  # by a holder's pid
+    for holders in holders_of.values():
+        by_cpuset: dict[CpuSet, Share] = {}
+        for holder in holders:
+            cpuset = holder.cpuset or frozenset()
+            if cpuset not in by_cpuset:
+                by_cpuset[cpuset] = shares.of(cpuset, holders)
+            share_of[holder.pid] = by_cpuset[cpuset]
+    judged = []
+    for process in found:
+        share = share_of.get(process.facts.holder or process.facts.pid)
+        judged.append(process if share is None else shares.judged(process, share))
+    return judged
 
 
 def _have_slices(holders: Iterable[ProcessFacts]) -> bool:
@@ -262,4 +325,6 @@ def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
         if facts.cpu_limit is None:
             return None
         limits[facts.membership.container or facts.cgroups] = facts.cpu_limit
-    return min(len(cpus), sum(limits.values())) if limits else None
+    if not limits:
+        return None
+    return min(len(cpus), sum(limits.values()))

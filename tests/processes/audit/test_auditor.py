@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.auditor import HIDDEN, Auditor
+from affinityd.audit.auditor import HIDDEN_PROCESSES, Auditor
 from affinityd.audit.model import GpuHolders, Holding, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.linux.processes import since_boot, stat_of
@@ -205,7 +205,7 @@ def test_a_mismatch_outlasts_a_scan_that_could_not_see_it(far: int, tmp_path: Pa
     assert auditor.scan(TOPOLOGY).since == {GPU: first.time}
     auditor._proc = str(tmp_path)
     hidden = auditor.scan(TOPOLOGY)
-    assert (hidden.unknown, hidden.since) == ({GPU: HIDDEN}, {})
+    assert (hidden.unknown, hidden.since) == ({GPU: HIDDEN_PROCESSES}, {})
     known.now = replace(seen, unknown={GPU: "NVML is silent"})
     assert auditor.scan(TOPOLOGY).unknown == known.now.unknown
 
@@ -213,7 +213,7 @@ def test_a_mismatch_outlasts_a_scan_that_could_not_see_it(far: int, tmp_path: Pa
 def test_a_gpu_with_unreached_processes_is_unknown(
     far: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("affinityd.audit.auditor.READING", -1.0)
+    monkeypatch.setattr("affinityd.audit.auditor.PROC_SECONDS", -1.0)
     known = Known(far, os.getpid())
     known.now = replace(known.now, skipped=5)
     scan = Auditor(known.held).scan(TOPOLOGY)
