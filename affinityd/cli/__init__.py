@@ -31,7 +31,6 @@ COMMANDS = {
     "snapshot": "capture this node into an archive, for --root elsewhere",
     "version": "print the version",
 }
-ABOUT = "Runs each GPU's process on the CPUs near that GPU, and checks that it stays there."
 
 
 def main(argv: Sequence[str]) -> int:
@@ -113,7 +112,11 @@ def _command(word: str) -> str:
     if word in COMMANDS:
         return word
     if word in {"-h", "--help"}:
-        print(f"usage: affinityd COMMAND [OPTION …]\n\n{ABOUT}\n\ncommands:")
+        print(
+            "usage: affinityd COMMAND [OPTION …]\n\n"
+            "Runs each GPU's process on the CPUs near that GPU, and checks that it stays there.\n\n"
+            "commands:"
+        )
         for command, about in COMMANDS.items():
             print(f"  {command:<10}{about}")
         print("\naffinityd COMMAND --help shows the options of a command.")

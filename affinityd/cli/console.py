@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from affinityd.text import one_line
 
-COLUMN_GAP = "  "  #: between two columns
 TROUBLE = 2  #: exit code of every error, of commands whose 1 is an answer
 
 
@@ -47,8 +46,7 @@ def aligned(
     cells = [columns, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        line = [
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, cell, width in zip(columns, row, widths, strict=True)
-        ]
-        yield COLUMN_GAP.join(line).rstrip()
+        line = []
+        for column, cell, width in zip(columns, row, widths, strict=True):
+            line.append(cell.rjust(width) if column in numbers else cell.ljust(width))
+        yield "  ".join(line).rstrip()

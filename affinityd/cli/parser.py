@@ -28,11 +28,15 @@ class Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
         choice = message.partition("invalid choice: ")[2].partition(" ")[0].strip("'")
         word = unknown.partition("=")[0] or choice
-        if word and (line := removed.refusal(f"{self.prog.removeprefix('affinityd ')} {word}")):
-            self.exit(2, f"{line}\n")
-        near = difflib.get_close_matches(unknown[:64], self._option_string_actions, n=1)
-        meant = f"; did you mean {near[0]}?" if near else f"; see {self.prog} --help"
-        line = one_line(f"{self.prog}: {message}{meant}")
+        if word:
+            refusal = removed.refusal(f"{self.prog.removeprefix('affinityd ')} {word}")
+            if refusal:
+                self.exit(2, f"{refusal}\n")
+        similar = difflib.get_close_matches(unknown[:64], self._option_string_actions, n=1)
+        hint = f"see {self.prog} --help"
+        if similar:
+            hint = f"did you mean {similar[0]}?"
+        line = one_line(f"{self.prog}: {message}; {hint}")
         self.exit(2, f"{line}\n")
 
 
@@ -52,9 +56,10 @@ def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON 
 
 def duration(text: str) -> float:
     """Parse seconds, or minutes with an `m`. Raises ArgumentTypeError."""
-    factor = {"s": 1.0, "m": 60.0}.get(text[-1:])
+    factor = 60.0 if text.endswith("m") else 1.0
+    number = text[:-1] if text.endswith(("s", "m")) else text
     try:
-        seconds = float(text[:-1] if factor else text) * (factor or 1.0)
+        seconds = float(number) * factor
     except ValueError:
         seconds = 0.0
     if not 0.1 <= seconds <= 3600:  # noqa: PLR2004 - from ten ticks of the kernel to an hour
@@ -91,14 +96,15 @@ def sockets(arguments: argparse.Namespace) -> list[str]:
 def load_settings(arguments: argparse.Namespace) -> settings.Settings:
     """Return the settings; the daemon's own only of its flags. Raises InvalidRequestError."""
     flags = vars(arguments)
-    others = settings.DAEMON_ONLY - flags.keys()
-    names = [name for name in settings.SETTING_NAMES if name not in others]
+    ignored = settings.DAEMON_ONLY - flags.keys()
+    names = [name for name in settings.SETTING_NAMES if name not in ignored]
     return settings.load(flags, names=names)
 
 
-#: Of an answer's format, of a client as `exec`, and of the choice of GPUs: each command's own.
-OF_COMMANDS = {"format", "observe", "choose", "gpus_per_rank"}
-PLAN_OPTIONS = tuple(name for name in PARAMETERS if name not in OF_COMMANDS)
+#: The parameters of a plan that many commands have; the others are each command's own.
+PLAN_OPTIONS = tuple(
+    name for name in PARAMETERS if name not in {"format", "observe", "choose", "gpus_per_rank"}
+)
 #: Options that choose GPUs.
 DEVICE_OPTIONS = ("gpus", "rank", "ranks", "job", "visible", "granted")
 #: Those that people type; scripts send the others, and docs/api.md has them.
@@ -116,8 +122,9 @@ def add_plan_option(group: argparse._ActionsContainer, name: str, *, is_shown: b
     """Add a parameter of a plan; a flag without a value means true."""
     parameter = PARAMETERS[name]
     text = parameter.help
-    if choices := ", ".join(parameter.schema.get("enum", ())):
-        text = f"{text}: {choices}"
+    choices = parameter.schema.get("enum")
+    if choices:
+        text = f"{text}: {', '.join(choices)}"
     if name == "mode":
         text = f"{text} (default: node)"
     if not is_shown:
@@ -147,5 +154,8 @@ def plan_options(
 
 def device_options(chosen: Mapping[str, str]) -> str:
     """Return those parameters that choose GPUs as options, quoted for a shell."""
-    options = {name: chosen[name] for name in DEVICE_OPTIONS if name in chosen}
-    return "".join(f"{flag(name)} {shlex.quote(text)} " for name, text in options.items())
+    options = ""
+    for name in DEVICE_OPTIONS:
+        if name in chosen:
+            options += f"{flag(name)} {shlex.quote(chosen[name])} "
+    return options

@@ -23,16 +23,19 @@ NODE_FILE = "node.json"  #: beside the socket: the daemon's topology
 RUNTIME_FOLDERS = "/run/user"  #: pam_systemd(8)
 #: The parameters of a plan that a site or user may also set as AFFINITYD_*.
 PLAN_PARAMETERS = (
-    *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
-    *("share", "strict"),
+    "mode",
+    "scope",
+    "multithreading",
+    "balanced",
+    "min_physical_cores",
+    "max_physical_cores",
+    "share",
+    "strict",
 )
 PARAMETER_VARIABLES = {name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS}
 CPUS = f"{PREFIX}CPUS"  #: how many CPUs each task asked for, or none
 CHOOSE_GPU = f"{PREFIX}CHOOSE_GPU"  #: whether the GPUs near a rank's CPUs are chosen for it
 GPU_ORDER = f"{PREFIX}GPU_ORDER"  #: which GPU each rank uses, where affinityd does not choose
-MAX_SETTINGS_FILE = 1024 * 1024  #: bytes
-QUOTES = ("'", '"')
-FORBIDDEN = frozenset("'\"\\\0")  #: within a value
 BLANKS = " \t\r\v\f"  #: around a line, a name and a value
 
 SWITCH = "AFFINITYD"
@@ -43,9 +46,16 @@ SWITCHES = (OFF, OBSERVE, ON)  #: from the least
 
 YES = ("true", "1", "yes", "on")  #: of a variable that is yes or no
 _SWITCH_WORDS = {
-    **dict.fromkeys(("off", "0", "no", "false"), OFF),
+    "off": OFF,
+    "0": OFF,
+    "no": OFF,
+    "false": OFF,
     "observe": OBSERVE,
-    **dict.fromkeys(("on", "1", "yes", "true", ""), ON),
+    "on": ON,
+    "1": ON,
+    "yes": ON,
+    "true": ON,
+    "": ON,
 }
 
 
@@ -56,7 +66,9 @@ def path(environ: Mapping[str, str] = os.environ) -> str:
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str:
     """Return where a daemon of this user listens."""
-    return SYSTEM_SOCKET if os.geteuid() == 0 else f"{runtime_folder(environ)}/affinityd.sock"
+    if os.geteuid() == 0:
+        return SYSTEM_SOCKET
+    return f"{runtime_folder(environ)}/affinityd.sock"
 
 
 def runtime_folder(environ: Mapping[str, str] = os.environ) -> str:
@@ -70,7 +82,10 @@ def sockets(variables: Mapping[str, str], environ: Mapping[str, str] = os.enviro
     The configured socket; without one, root's, then its user's own.
     """
     configured = variables.get(f"{PREFIX}SOCKET")
-    return [configured] if configured else list({SYSTEM_SOCKET: 1, default_socket(environ): 1})
+    if configured:
+        return [configured]
+    own = default_socket(environ)
+    return [SYSTEM_SOCKET] if own == SYSTEM_SOCKET else [SYSTEM_SOCKET, own]
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -91,15 +106,15 @@ def plan_parameters(
 
     The parameters are those of the options, else of AFFINITYD_* variables.
     """
-    chosen = {
-        name: variables[variable]
-        for name, variable in PARAMETER_VARIABLES.items()
-        if variable in variables
-    }
+    options = options or {}
+    chosen = {}
+    for name, variable in PARAMETER_VARIABLES.items():
+        if variable in variables:
+            chosen[name] = variables[variable]
     for variable, parameter in ((CPUS, "cpus"), (CHOOSE_GPU, "choose"), (GPU_ORDER, "gpus")):
-        if variable in variables and parameter not in (options or {}):
+        if variable in variables and parameter not in options:
             chosen[variable] = variables[variable]
-    return {**chosen, **(options or {})}
+    return {**chosen, **options}
 
 
 def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
@@ -136,7 +151,7 @@ def least_switch(*switches: str) -> str:
 def read_file(name: str) -> dict[str, str]:
     """Read the file's assignments; a missing file has none. Raises InvalidRequestError."""
     try:
-        data = read_regular(name, MAX_SETTINGS_FILE)
+        data = read_regular(name, 1024 * 1024)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -155,13 +170,16 @@ def read_file(name: str) -> dict[str, str]:
 
 
 def _assignment(line: str, place: str) -> tuple[str, str]:
-    name, equals, value = (part.strip(BLANKS) for part in line.partition("="))
+    name, equals, value = line.partition("=")
+    name = name.strip(BLANKS)
+    value = value.strip(BLANKS)
     if not equals or not name.isascii() or not name.isidentifier():
-        shown = quote(name if equals else name.split()[0])  # the rest may be a secret
-        raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
-    if len(value) > 1 and value[0] == value[-1] and value[0] in QUOTES:
+        if not equals:
+            name = name.split()[0]  # the rest may be a secret
+        raise InvalidRequestError(f"{place}: {quote(name)} is not written as NAME=value")
+    if len(value) > 1 and value[0] == value[-1] and value[0] in {"'", '"'}:
         value = value[1:-1]
-    if not FORBIDDEN.isdisjoint(value):
+    if any(character in value for character in "'\"\\\0"):
         raise InvalidRequestError(
             f"{place}: {quote(name)} has a quote, a backslash or a NUL in its value"
         )

@@ -52,7 +52,9 @@ REMOVED_FILES: Mapping[str, str] = {
 def refusal(command: str) -> str | None:
     """Return the line about a command, or a command and its option; None: it was never there."""
     instead = REMOVED_COMMANDS.get(command)
-    return None if instead is None else f"affinityd {command} is removed: {instead}"
+    if instead is None:
+        return None
+    return f"affinityd {command} is removed: {instead}"
 
 
 def warnings(environ: Mapping[str, str] = os.environ) -> Iterator[str]:

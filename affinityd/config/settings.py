@@ -18,11 +18,6 @@ from affinityd.text import whole_number as number_of
 Reader = Callable[[str], Any]
 
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
-MAX_INTERVAL = 3600  #: seconds
-MAX_JOB_SERIES = 1000
-MAX_PORT = 65535
-MAX_ID = 2**32 - 2  #: of a user or group; the last number means none, chown(2)
-MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kubernetes
 
 
 def whole_number(within: range, unit: str) -> Reader:
@@ -40,14 +35,21 @@ def whole_number(within: range, unit: str) -> Reader:
 
 def unless(word: str, reader: Reader) -> Reader:
     """Return a reader that also takes a word that means None."""
-    return lambda text: None if text == word else reader(text)
+
+    def read(text: str) -> object:
+        if text == word:
+            return None
+        return reader(text)
+
+    return read
 
 
 def node_name(text: str) -> str:
     """Read the name of a node."""
-    if not text.isprintable() or len(text) > MAX_NAME:
+    most = 253  # characters of a DNS name, RFC 1035, and so of a node of Kubernetes
+    if not text.isprintable() or len(text) > most:
         raise ValueError(
-            f"{quote(text)} is not a node's name; give a line of {MAX_NAME} characters at most"
+            f"{quote(text)} is not a node's name; give a line of {most} characters at most"
         )
     return text
 
@@ -55,16 +57,18 @@ def node_name(text: str) -> str:
 def host_and_port(text: str) -> tuple[str, int]:
     """Read HOST:PORT."""
     host, colon, port = text.rpartition(":")
-    if not (colon and host) or number_of(port, MAX_PORT) is None:
+    if not (colon and host) or number_of(port, 65535) is None:
         raise ValueError(f"{quote(text)} is not HOST:PORT; write it like 127.0.0.1:9465, or none")
     return host.strip("[]"), int(port)
 
 
 def group(text: str) -> int:
     """Read a group's name, or its number, even of no existing group."""
-    number = number_of(text, MAX_ID)
+    number = number_of(text, 2**32 - 2)  # the last gid means none, chown(2)
+    if number is not None:
+        return number
     try:
-        return grp.getgrnam(text).gr_gid if number is None else number
+        return grp.getgrnam(text).gr_gid
     except (KeyError, ValueError):  # the latter if it cannot be a name
         raise ValueError(
             f"there is no group {quote(text)} here; give a group's name or number"
@@ -73,10 +77,20 @@ def group(text: str) -> int:
 
 def namespaces(text: str) -> Mapping[str, Mapping[str, str]]:
     """Read namespaces, separated by commas, each with its choices, like `a,b mode=socket`."""
-    parts = [part.split() for part in text.split(",")]
-    return {
-        words[0]: dict(word.partition("=")[::2] for word in words[1:]) for words in parts if words
-    }
+    choices_of: dict[str, dict[str, str]] = {}
+    for part in text.split(","):
+        words = part.split()
+        if words:
+            choices = {}
+            for word in words[1:]:
+                name, _, choice = word.partition("=")
+                choices[name] = choice
+            choices_of[words[0]] = choices
+    return choices_of
+
+
+def _on_or_off(text: str) -> bool:
+    return one_of(config.ON, config.OFF)(text) == config.ON
 
 
 class Setting(NamedTuple):
@@ -131,13 +145,13 @@ class Settings:
         15,
         "SECONDS|off",
         "how often the GPUs' processes are scanned (default: 15)",
-        unless(config.OFF, whole_number(range(1, MAX_INTERVAL + 1), " seconds, or off")),
+        unless(config.OFF, whole_number(range(1, 3601), " seconds, or off")),
     )
     job_series: int = _setting(
         0,
         "N",
         "how many jobs have metrics of their own (default: 0)",
-        whole_number(range(MAX_JOB_SERIES + 1), " jobs"),
+        whole_number(range(1001), " jobs"),
     )
     #: Its gid; None: only root sees every process.
     admin_group: int | None = _setting(
@@ -174,7 +188,7 @@ class Settings:
         False,  # noqa: FBT003
         "on|off",
         "whether the folder of the daemon's socket is mounted in these containers (default: off)",
-        lambda text: one_of(config.ON, config.OFF)(text) == config.ON,
+        _on_or_off,
     )
     nri_without_request: str = _choice(
         ("share", "keep"),
@@ -217,8 +231,9 @@ def load(
     """
     path = config.path(environ)
     in_file = config.read_file(path)
-    if empty := [name for name in SETTING_NAMES if flags.get(name) == ""]:
-        raise InvalidRequestError(f"--{empty[0].replace('_', '-')} is empty; give it a value")
+    for name in SETTING_NAMES:
+        if flags.get(name) == "":
+            raise InvalidRequestError(f"--{name.replace('_', '-')} is empty; give it a value")
     chosen: dict[str, SettingText] = {}
     for name in names:
         variable = config.PREFIX + name.upper()
@@ -237,11 +252,9 @@ def load(
             both = f"{root.source} and {machine.source}"
             raise InvalidRequestError(f"{both} both name a machine; give one of them")
         del chosen["root" if root.layer > machine.layer else "machine"]
-    values: dict[str, Any] = {
-        "socket": config.default_socket(environ),
-        "listen": DEFAULT_LISTEN,
-        **{name: _value(name, setting) for name, setting in chosen.items()},
-    }
+    values: dict[str, Any] = {"socket": config.default_socket(environ), "listen": DEFAULT_LISTEN}
+    for name, setting in chosen.items():
+        values[name] = _value(name, setting)
     settings = Settings(**values)
     if settings.nri is not None and settings.replays:
         raise InvalidRequestError(
