@@ -88,7 +88,17 @@ def widened_cpus(ranks: Iterable[RankPlan]) -> dict[tuple[str, int], CpuSet]:
 
 #: The warnings of plans.
 WARNINGS = (
-    *("remote_home", "unknown_locality", "share_unavailable", "shared_gpu"),
-    *("ambiguous_index", "parameter_ignored", "widened", "idle_cpus"),
-    *("no_local_nic", "not_unique", "assumed_gpu", "visible_cut", "slow_cores"),
+    "remote_home",
+    "unknown_locality",
+    "share_unavailable",
+    "shared_gpu",
+    "ambiguous_index",
+    "parameter_ignored",
+    "widened",
+    "idle_cpus",
+    "no_local_nic",
+    "not_unique",
+    "assumed_gpu",
+    "visible_cut",
+    "slow_cores",
 )

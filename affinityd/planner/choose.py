@@ -34,7 +34,10 @@ def choose_gpus(
     # A smaller list is a smaller number, whose digits are the ranks'. Of two lists of a rank that
     # one is smaller that has the first place in which they differ.
     places = range(len(gpus))
-    base = len(gpus) if each == 1 else MOST_GPUS << len(gpus)
+    if each == 1:
+        base = len(gpus)
+    else:
+        base = MOST_GPUS << len(gpus)
     crowding = base**ranks  # more than any list
     unit = crowding * (1 + ranks * ranks)  # more than all crowding
     costs = []
@@ -42,11 +45,18 @@ def choose_gpus(
         weight = base ** (ranks - 1 - rank)
         row = []
         for place in places:
-            digit = place if each == 1 else -1 << (len(gpus) - place)
+            if each == 1:
+                digit = place
+            else:
+                digit = -1 << (len(gpus) - place)
             row.append(distances[place] * unit + digit * weight)
         costs += [row] * each
     chosen = _assign(costs, most=-(-ranks // len(gpus)), crowding=crowding)
-    return tuple(tuple(sorted(chosen[rank * each : (rank + 1) * each])) for rank in range(ranks))
+    gpus_of_ranks = []
+    for rank in range(ranks):
+        gpus_of_rank = chosen[rank * each : (rank + 1) * each]
+        gpus_of_ranks.append(tuple(sorted(gpus_of_rank)))
+    return tuple(gpus_of_ranks)
 
 
 def deal_in_order(ranks: int, gpus: int, each: int | None) -> tuple[tuple[int, ...], ...]:
@@ -54,12 +64,17 @@ def deal_in_order(ranks: int, gpus: int, each: int | None) -> tuple[tuple[int, .
     each = gpus_of_each(ranks, gpus, each)
     if ranks > gpus:
         return tuple((rank * gpus // ranks,) for rank in range(ranks))
-    return tuple(tuple(range(rank * each, (rank + 1) * each)) for rank in range(ranks))
+    gpus_of_ranks = []
+    for rank in range(ranks):
+        first = rank * each
+        gpus_of_ranks.append(tuple(range(first, first + each)))
+    return tuple(gpus_of_ranks)
 
 
 def gpus_of_each(ranks: int, gpus: int, each: int | None) -> int:
     """Return how many GPUs each rank has; None: as many as there are for each. Raises as above."""
-    for number, most, noun in ((ranks, MOST_RANKS, "ranks"), (gpus, MOST_GPUS, "GPUs")):
+    limits = (("ranks", ranks, MOST_RANKS), ("GPUs", gpus, MOST_GPUS))
+    for noun, number, most in limits:
         if not 1 <= number <= most:
             raise InvalidRequestError(
                 f"choose: {number} {noun} cannot be assigned; it takes 1 to {most}"
@@ -80,17 +95,19 @@ def _distances(
     factor = lcm(*(len(cpus) for cpus in cpus_of_ranks))
     distances = []
     for cpus in cpus_of_ranks:
-        here = {node: len(cpus & topology.cpus_of_node(node)) for node in topology.nodes_with_cpus}
-        of_home = {}
+        cpus_on = {}  # node → how many of the rank's CPUs it has
+        for node in topology.nodes_with_cpus:
+            cpus_on[node] = len(cpus & topology.cpus_of_node(node))
+        distance_to = {}
         for home in {gpu.numa_node for gpu in gpus}:
             total = 0
-            for node, number in here.items():
+            for node, number in cpus_on.items():
                 if home in {node, None}:
                     total += number * OWN_DISTANCE
                 elif number:
                     total += number * int(min(topology.distance(home, node), FARTHEST))
-            of_home[home] = total * (factor // len(cpus))
-        distances.append([of_home[gpu.numa_node] for gpu in gpus])
+            distance_to[home] = total * (factor // len(cpus))
+        distances.append([distance_to[gpu.numa_node] for gpu in gpus])
     return distances
 
 
@@ -122,8 +139,12 @@ def _assign(costs: Sequence[Sequence[int]], *, most: int, crowding: int) -> list
                         reduced[other] = cost - potential[other]
                         before[other] = gpu
         potential = reached
-        free = [gpu for gpu in gpus if len(rows_on[gpu]) < most]
-        end = min(free, key=lambda gpu: reached[gpu] + crowding * len(rows_on[gpu]))
+        costs_of_ends = []
+        for gpu in gpus:
+            if len(rows_on[gpu]) < most:
+                cost = reached[gpu] + crowding * len(rows_on[gpu])
+                costs_of_ends.append((cost, gpu))
+        _, end = min(costs_of_ends)
         changed = [end]
         while (start := before[changed[-1]]) is not None:
             mover = moves[start][changed[-1]][1]
@@ -134,8 +155,16 @@ def _assign(costs: Sequence[Sequence[int]], *, most: int, crowding: int) -> list
         rows_on[changed[-1]].append(row)
         chosen.append(changed[-1])
         for gpu in changed:
-            moves[gpu] = [
-                min((costs[there][other] - costs[there][gpu], there) for there in rows_on[gpu])
-                for other in gpus
-            ]
+            moves[gpu] = _cheapest_moves(costs, rows_on[gpu], gpu)
     return chosen
+
+
+def _cheapest_moves(
+    costs: Sequence[Sequence[int]], rows: Sequence[int], gpu: int
+) -> list[tuple[int, int]]:
+    """Return the least cost of a move from a GPU to each GPU, and the row that would move."""
+    moves = []
+    for other in range(len(costs[0])):
+        costs_of_rows = [(costs[row][other] - costs[row][gpu], row) for row in rows]
+        moves.append(min(costs_of_rows))
+    return moves

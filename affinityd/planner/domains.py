@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, cycle, zip_longest
+from itertools import chain, zip_longest
 from typing import NamedTuple, TypeVar
 
 from affinityd.cpuset import CpuSet
-from affinityd.grouping import grouped
 from affinityd.planner import Demand, Options
 from affinityd.planner.modes import Bundle, Domain, PlanMode, Position, Split
-from affinityd.topology.model import Core, Gpu, Topology, cpus_of
+from affinityd.topology.model import Core, Gpu, NumaNode, Topology, cpus_of
 
 K = TypeVar("K")
 RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
@@ -66,9 +65,12 @@ def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list
     nearest = nearest_nodes(topology, gpus, allowed)
     ranks_at: Counter[int | None] = Counter()
     homes: dict[int, int | None] = {}
-    for rank in sorted(range(len(gpus)), key=lambda rank: len(nearest[rank]) > 1):
-        homes[rank] = min(nearest[rank], key=lambda number: ranks_at[number])
-        ranks_at[homes[rank]] += 1
+    without_choice = [rank for rank, nodes in enumerate(nearest) if len(nodes) == 1]
+    with_choice = [rank for rank, nodes in enumerate(nearest) if len(nodes) > 1]
+    for rank in (*without_choice, *with_choice):
+        home = min(nearest[rank], key=ranks_at.__getitem__)
+        homes[rank] = home
+        ranks_at[home] += 1
     return [homes[rank] for rank in range(len(gpus))]
 
 
@@ -76,18 +78,22 @@ def domains_of(
     topology: Topology, homes: Collection[Nodes], allowed: CpuSet, *, scope: str, unique: bool
 ) -> dict[Nodes, Domain]:
     """Return the domain of home nodes; `unique`: its ranks must not overlap with others'."""
-    if scope == "node":
-        return {nodes: near_domain(topology, nodes, allowed) for nodes in homes}
-    if not unique:
-        return {nodes: socket(topology, nodes, allowed) for nodes in homes}
+    domains = {}
+    if scope == "node" or not unique:
+        find_domain = near_domain if scope == "node" else socket
+        for nodes in homes:
+            domains[nodes] = find_domain(topology, nodes, allowed)
+        return domains
     # In each package the cores that are near to no home node are dealt to the near ones.
     taken = {*chain.from_iterable(homes)}
-    cores = usable(topology.cores, allowed)
-    bundles = deal(
-        [core for core in cores if core.node in taken],
-        [core for core in cores if core.node not in taken],
-    )
-    domains = {}
+    near_cores = []
+    partners = []
+    for core in usable(topology.cores, allowed):
+        if core.node in taken:
+            near_cores.append(core)
+        else:
+            partners.append(core)
+    bundles = deal(near_cores, partners)
     for nodes in homes:
         domains[nodes] = tuple(bundle for bundle in bundles if bundle[0].node in nodes)
     return domains
@@ -95,8 +101,12 @@ def domains_of(
 
 def nearest_first(topology: Topology, homes: Nodes) -> list[int | None]:
     """Return the numbers of all nodes: home nodes, then those nearest to the first of them."""
+
+    def distance_and_order(node: NumaNode) -> tuple[float, tuple[bool, int]]:
+        return topology.distance(homes[0], node.number), node.order
+
     others = [node for node in topology.nodes if node.number not in homes]
-    others.sort(key=lambda node: (topology.distance(homes[0], node.number), node.order))
+    others.sort(key=distance_and_order)
     return [*homes, *(node.number for node in others)]
 
 
@@ -110,19 +120,26 @@ def socket(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
     """Return the home nodes' cores, then those of their packages' other nodes, nearest first."""
     at_home = chain.from_iterable(topology.node_cores[number] for number in homes)
     packages = {core.package for core in at_home}
-    order = nearest_first(topology, homes)
-    cores = chain.from_iterable(topology.node_cores[number] for number in order)
-    return single_bundles(usable((core for core in cores if core.package in packages), allowed))
+    cores: list[Core] = []
+    for number in nearest_first(topology, homes):
+        cores += [core for core in topology.node_cores[number] if core.package in packages]
+    return single_bundles(usable(cores, allowed))
 
 
 def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
     """Deal partners round-robin to the near cores of their package."""
-    bundles = [[core] for core in near_cores]
-    of_package = grouped(bundles, lambda bundle: bundle[0].package)
-    next_of_package = {package: cycle(alike) for package, alike in of_package.items()}
+    bundles = []
+    bundles_of: dict[int | None, list[list[Core]]] = {}  # package → its bundles
+    for core in near_cores:
+        bundle = [core]
+        bundles.append(bundle)
+        bundles_of.setdefault(core.package, []).append(bundle)
+    dealt_in: Counter[int | None] = Counter()  # package → how many partners were dealt there
     for core in partners:
-        if core.package in next_of_package:
-            next(next_of_package[core.package]).append(core)
+        in_package = bundles_of.get(core.package)
+        if in_package:
+            in_package[dealt_in[core.package] % len(in_package)].append(core)
+            dealt_in[core.package] += 1
     return tuple(tuple(bundle) for bundle in bundles)
 
 
@@ -173,20 +190,29 @@ def gpu_blocks(
     allowed = demand.allowed
     of_nodes = _of_nodes(topology, mode.scope or options.scope, mode.cut, demand.unreserved)
     # The blocks of a node with fewer cores than GPUs do not count for those of the others.
-    whole = chain.from_iterable(cut for _, _, cut in of_nodes if all(cut))
-    smallest = min((len(block) for block in whole), default=None)
-    keep = smallest if mode.balances and options.balanced else None
+    sizes: list[int] = []
+    for _, _, cut in of_nodes:
+        if all(cut):
+            sizes += map(len, cut)
+    keep = None
+    if mode.balances and options.balanced:
+        keep = min(sizes, default=None)
     block_of: dict[tuple[str, int], Domain] = {}
     for gpus, domain, cut in of_nodes:
         # Whether to divide again must not depend on `keep`: jobs that differ in `balanced` must
         # find the same blocks.
+        parts: Sequence[Domain] = ()
         if allowed == demand.unreserved:
-            parts = [block[:keep] for block in cut] if all(cut) else []
+            if all(cut):
+                parts = [block[:keep] for block in cut]
         elif all(restrict(block, allowed) for block in cut):
-            parts = [restrict(b[:keep], allowed) or restrict(b, allowed)[:keep] for b in cut]
+            parts = [
+                restrict(block[:keep], allowed) or restrict(block, allowed)[:keep] for block in cut
+            ]
         else:
             again = restrict(domain, allowed)
-            parts = list(_pieces(again, len(cut), mode.cut)) if len(again) >= len(cut) else []
+            if len(again) >= len(cut):
+                parts = _pieces(again, len(cut), mode.cut)
         block_of.update(zip(gpus, parts, strict=False))
     return block_of
 
@@ -206,7 +232,12 @@ def _of_nodes(
 
 
 def _pieces(domain: Domain, number: int, cut: Split) -> tuple[Domain, ...]:
-    return tuple(cut(domain, Position(index, number, 0, balanced=False)) for index in range(number))
+    """Return a domain cut into so many blocks."""
+    pieces = []
+    for index in range(number):
+        position = Position(index, number, 0, balanced=False)
+        pieces.append(cut(domain, position))
+    return tuple(pieces)
 
 
 def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:
@@ -225,13 +256,17 @@ def widened(
     its own, until it holds enough or none are left. A domain with a core for each of
     its ranks stays as it is: cores added behind its end would leave the last ranks no near core.
     """
-    taken = chain.from_iterable(chain(*group.domain) for group in groups)
+    taken: list[Core] = []
+    for group in groups:
+        taken.extend(chain(*group.domain))
     free = _free_cores(topology, demand, taken)
     wider = []
     for group in groups:
         has = len(given_cpus(chain(*group.domain), demand.options))
         is_short = not divides or len(group.domain) < len(group.ranks)
-        lack = asked_together(demand, group, asked) - has if is_short else 0
+        lack = 0
+        if is_short:
+            lack = asked_together(demand, group, asked) - has
         further = _take(free, topology, demand, group.homes, lack)
         surplus = len(given_cpus(further, demand.options)) - lack
         if demand.cuts_cores and not divides and further and surplus > 0:
@@ -290,7 +325,11 @@ def _take(
     cores: list[Core] = []
     if lack > 0:
         order = nearest_first(topology, homes)
-        free.sort(key=lambda core: (core.cpus[0] in demand.others, order.index(core.node)))
+
+        def use_and_distance(core: Core) -> tuple[bool, int]:
+            return core.cpus[0] in demand.others, order.index(core.node)
+
+        free.sort(key=use_and_distance)
     while lack > 0 and free:
         cores.append(free.pop(0))
         lack -= len(given_cpus(cores[-1:], demand.options))

@@ -39,8 +39,9 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     if demand.options.strict:
         far = [warning for warning in plan_warnings if warning.code in {"remote_home", "widened"}]
         if far:
-            # Of a rank that is both, the last one counts.
-            why = [warning.message for warning in far if warning.rank == far[0].rank][-1]
+            for warning in far:
+                if warning.rank == far[0].rank:  # of a rank that is both, the last one counts
+                    why = warning.message
             raise UnsatisfiableError(f"strict: {why}; strict=false allows it")
     return Plan(ranks, share, plan_warnings)
 
@@ -58,16 +59,17 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
         blocks = domains.gpu_blocks(topology, demand, mode)
         ranks_of = domains.positions(gpu.key for gpu in demand.gpus)
         if ranks_of.keys() <= blocks.keys():
-            groups = tuple(
-                RankGroup(ranks, blocks[gpu], (blocks[gpu][0][0].node,))
-                for gpu, ranks in ranks_of.items()
-            )
-            in_blocks = dict(_split(groups, options, mode))
+            block_groups = []
+            for gpu, ranks in ranks_of.items():
+                first_core = blocks[gpu][0][0]
+                block_groups.append(RankGroup(ranks, blocks[gpu], (first_core.node,)))
+            in_blocks = dict(_split(block_groups, options, mode))
             # Ranks that plan by themselves request share=node: only their blocks keep them apart.
             smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
             if options.share == "node" or smallest >= asked:
-                return groups, in_blocks, "node"
-    wider = groups = _by_home(topology, demand, mode)
+                return tuple(block_groups), in_blocks, "node"
+    groups = _by_home(topology, demand, mode)
+    wider = groups
     if asked:
         wider = domains.widened(topology, demand, groups, asked=asked, divides=mode.unique)
     cores_of: RankCores = dict(_split(wider, options, mode))
@@ -102,7 +104,9 @@ def _split(
     smallest_quota = min(len(group.domain) // len(group.ranks) for group in groups)
     for group in groups:
         ranks = len(group.ranks)
-        quota = smallest_quota if balanced else len(group.domain) // ranks
+        quota = smallest_quota
+        if not balanced:
+            quota = len(group.domain) // ranks
         for index, rank in enumerate(group.ranks):
             position = Position(index, ranks, quota, balanced=balanced)
             yield rank, domains.best_first(mode.split(group.domain, position))
@@ -116,8 +120,11 @@ def _rank_plans(
     reasons = Reasons(topology, demand, mode, cores_of, share)
     least = options.min_physical_cores if mode.counts else 1
     most = options.max_physical_cores if mode.counts else None
-    cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
-    ranks_on = Counter(core.cpus[0] for core in chain.from_iterable(cut.values()))
+    cut: dict[int, tuple[Core, ...]] = {}
+    ranks_on: Counter[int] = Counter()  # how many ranks hold a core, by its lowest CPU
+    for rank, cores in sorted(cores_of.items()):
+        cut[rank] = cores[:most]
+        ranks_on.update([core.cpus[0] for core in cut[rank]])
     group_of = domains.group_of_ranks(groups)
     sets: dict[CpuSet, CpuSet] = {}  # of 256 ranks most have the same CPUs, and replies are kept
     for rank, cores in cut.items():
@@ -127,8 +134,12 @@ def _rank_plans(
         group = group_of[rank]
         cpus = given_cpus(cores, options)
         cpus = sets.setdefault(cpus, cpus)
-        homes = (cores[0].node,) if mode.everywhere else group.homes
-        widening = None if mode.everywhere else _widening(topology, demand, group, gpu, cores)
+        homes = group.homes
+        widening = None
+        if mode.everywhere:
+            homes = (cores[0].node,)
+        else:
+            widening = _widening(topology, demand, group, gpu, cores)
         if widening:
             widening = widening._replace(cpus=sets.setdefault(widening.cpus, widening.cpus))
         yield RankPlan(
@@ -152,9 +163,10 @@ def _widening(
     options = demand.options
     if options.cpus is None:
         return None
-    firsts = {core.cpus[0] for core in chain(*group.domain)}
+    first_cpus = {core.cpus[0] for core in chain(*group.domain)}
     near = {*group.homes, *near_nodes(topology, gpu)}
-    further = [core for core in cores if core.node not in near and core.cpus[0] not in firsts]
+    far_cores = [core for core in cores if core.node not in near]
+    further = [core for core in far_cores if core.cpus[0] not in first_cpus]
     if not further:
         return None
     at_home = [core for core in chain(*group.domain) if core.node in group.homes]

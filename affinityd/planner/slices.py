@@ -51,7 +51,10 @@ def deal(
     small = cpus_of(core for core in cores if len(core.cpus) < largest)
     if small.isdisjoint(frozenset[int]().union(*slices)):
         return tuple(slices)
-    others = [None if cpus & small else near[task] for task, cpus in enumerate(slices)]
+    others = list(near)
+    for task, cpus in enumerate(slices):
+        if cpus & small:
+            others[task] = None
     return deal(slices, others, [core for core in cores if len(core.cpus) == largest], fixed)
 
 
@@ -148,7 +151,11 @@ class _Exchange:
 
     def _own_first(self, task: int, parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         own = self.slices[task]
-        return sorted(parts, key=lambda cpus: (not own.issuperset(cpus), cpus))
+
+        def order(cpus: tuple[int, ...]) -> tuple[bool, tuple[int, ...]]:
+            return not own.issuperset(cpus), cpus
+
+        return sorted(parts, key=order)
 
     def _lack(self, task: int) -> int:
         return len(self.slices[task]) - len(self.dealt[task])
@@ -190,8 +197,14 @@ def plan_within(
     """
     mode = MODES[options.mode]
     near = vicinity(topology, gpus)
-    cores = list(usable(topology.cores, cpus))
-    cores.sort(key=lambda core: near.cpus.isdisjoint(core.cpus))
+    near_cores = []
+    far_cores = []
+    for core in usable(topology.cores, cpus):
+        if near.cpus.isdisjoint(core.cpus):
+            far_cores.append(core)
+        else:
+            near_cores.append(core)
+    cores = near_cores + far_cores
     lone = Position(0, 1, len(cores), balanced=False)
     chosen = [bundle[0] for bundle in mode.split(single_bundles(cores), lone)]
     if mode.counts and len(chosen) < options.min_physical_cores:
