@@ -163,7 +163,10 @@ def test_the_daemon_sees_no_other_service_s_socket(daemon: Daemon) -> None:
     run = daemon.socket.parent.parent
     assert {"docker.sock", "systemd"} < {path.name for path in run.iterdir()}
     seen = Path(f"/proc/{main_pid(daemon)}/root/run")
-    assert {path.name for path in seen.iterdir()} == {"affinityd", "systemd"}
+    assert {path.name for path in seen.iterdir()} == {"affinityd", "affinityd-jobs", "systemd"}
+    (run / "affinityd-jobs/7").write_text("gpus=0\n")  # as prolog.sh does
+    assert (seen / "affinityd-jobs/7").read_text() == "gpus=0\n"
+    assert os.statvfs(seen / "affinityd-jobs").f_flag & os.ST_RDONLY
     assert {path.name for path in (seen / "systemd").iterdir()} <= {"notify", "userdb"}
     assert (seen / "systemd/notify").is_socket()
 
