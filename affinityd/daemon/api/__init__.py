@@ -21,11 +21,6 @@ JSON = "application/json"
 TEXT = "text/plain"
 PROBLEM = "application/problem+json"
 
-_REFUSAL = {
-    PROBLEM: {"schema": TypeAdapter(ProblemDocument).json_schema()},
-    TEXT: {"schema": {"type": "string"}},
-}
-
 
 @dataclass(frozen=True)
 class ApiState:
@@ -51,7 +46,10 @@ def caller_of_request(request: Request) -> Caller | None:
 
 def refusals(meanings: dict[int, str]) -> dict[int | str, dict[str, Any]]:
     """Return what OpenAPI says of refusals: an HTTP status → its meaning."""
+    content = {
+        PROBLEM: {"schema": TypeAdapter(ProblemDocument).json_schema()},
+        TEXT: {"schema": {"type": "string"}},
+    }
     return {
-        status: {"description": meaning, "content": _REFUSAL}
-        for status, meaning in meanings.items()
+        status: {"description": meaning, "content": content} for status, meaning in meanings.items()
     }

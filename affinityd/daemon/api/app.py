@@ -26,7 +26,6 @@ from affinityd.request.document import ProblemDocument
 from affinityd.text import quote
 
 OPENAPI = "/openapi.json"
-RETRY_SECONDS = "1"  #: after which a machine that has not been read yet may have been
 #: Requests of a user that go on in a turn of the loop. One would delay the ranks of a job.
 MOST_IN_TURN = 4
 
@@ -166,16 +165,17 @@ async def _refused(request: Request, error: Exception) -> Response:
     if request.scope["path"] == "/plan":
         plan.count_plan(request, "", str(error.status), "")
     reply = problem(request, error.status, error.title, str(error))
-    if type(error) is NotReadyError:  # its kinds may last
-        reply.headers["retry-after"] = RETRY_SECONDS
+    if type(error) is NotReadyError:  # its kinds may last; the machine is read within a second
+        reply.headers["retry-after"] = "1"
     return reply
 
 
 async def _not_answered(remedy: str, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
     asked = f"{request.method} {quote(request.scope['path'])}"
-    how = "only GET is" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else remedy
-    detail = f"{asked} is not answered at this address; {how}"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        remedy = "only GET is"
+    detail = f"{asked} is not answered at this address; {remedy}"
     title = HTTPStatus(error.status_code).phrase
     reply = problem(request, error.status_code, title, detail)
     reply.headers.update(error.headers or {})

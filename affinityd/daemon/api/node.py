@@ -24,19 +24,6 @@ from affinityd.request.resolve import answer
 from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
 
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-
-#: A browser keeps them out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
-_DOCUMENT_HEADERS = {
-    "cache-control": "no-store",
-    "cross-origin-resource-policy": "same-origin",
-    "vary": "accept-encoding",
-    "x-content-type-options": "nosniff",
-}
-_NO_DOCUMENT = {
-    422: "It takes no parameter.",
-    503: "There has been no scan yet, or the daemon does not scan.",
-}
 router = APIRouter()
 
 
@@ -64,7 +51,8 @@ async def topology(request: Request) -> Response:
 @router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
 def metrics(request: Request) -> Response:
     """Answer with the metrics, from a thread: there may be many."""
-    return Response(state_of(request).metrics.exposition(), media_type=PROMETHEUS)
+    text = state_of(request).metrics.exposition()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)
@@ -111,7 +99,12 @@ async def topology_svg(request: Request) -> Response:
     "/audit",
     summary="The processes that use GPUs, and where they may run",
     response_model=AuditDocument,
-    responses=refusals(_NO_DOCUMENT),
+    responses=refusals(
+        {
+            422: "It takes no parameter.",
+            503: "There has been no scan yet, or the daemon does not scan.",
+        }
+    ),
 )
 async def audit(request: Request) -> Response:
     """Answer with the last scan, as much as the caller may see."""
@@ -125,7 +118,14 @@ async def audit(request: Request) -> Response:
     if last is None:
         raise _no_scan(state.settings)
     tag = f'W/"{last.boot}-{reader}"'  # weak: it is the same compressed and not
-    headers = {**_DOCUMENT_HEADERS, "etag": tag}
+    headers = {
+        "cache-control": "no-store",
+        # A browser keeps it out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
+        "cross-origin-resource-policy": "same-origin",
+        "etag": tag,
+        "vary": "accept-encoding",
+        "x-content-type-options": "nosniff",
+    }
     if request.headers.get("if-none-match") == tag:  # the page asks often
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):

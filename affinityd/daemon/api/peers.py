@@ -41,9 +41,6 @@ from affinityd.request.resolve import Caller
 
 KEY = "peer"  #: where a request's scope has the peer, among its `state`
 
-MOST_CGROUPS = 256  #: whose cpuset files' paths are remembered
-
-SPARE_FILES = 96  #: files that the daemon needs besides connections
 MOST_OF_ONE = 512  #: connections at once of one user; all over TCP count as one
 
 MOST_RECEIVED = 65536  #: bytes of one request; a query has 49,152 at most
@@ -79,7 +76,9 @@ def peer_of(accepted: socket.socket) -> Peer | None:
 
     Raises OSError where its /proc files cannot be read now, as where no file is left.
     """
-    return Peer(accepted, credentials(accepted)) if accepted.family == socket.AF_UNIX else None
+    if accepted.family != socket.AF_UNIX:
+        return None
+    return Peer(accepted, credentials(accepted))
 
 
 def peer_of_request(scope: Scope) -> Peer | None:
@@ -94,7 +93,9 @@ def _start(pid: int) -> int | None:
         stat = parse_stat(present(f"/proc/{pid}/stat"))
     except PermissionError:  # hidepid=, proc(5)
         return None
-    return None if stat is None or stat.is_zombie else stat.start
+    if stat is None or stat.is_zombie:
+        return None
+    return stat.start
 
 
 class Connections:
@@ -106,7 +107,8 @@ class Connections:
 
     def __init__(self, count_closed: Callable[[], None]) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = min(MOST_OF_ONE, max((soft - SPARE_FILES) // 4, 1))
+        spare = 96  # files that the daemon needs besides connections
+        self._most = min(MOST_OF_ONE, max((soft - spare) // 4, 1))
         self._of_user = defaultdict[int | None, dict[PeerProtocol, None]](dict)  # oldest first
         self._count_closed = count_closed
 
@@ -221,7 +223,9 @@ def caller_of(peer: Peer | None) -> Caller | None:
         raise BusyError(
             f"the caller cannot be identified now: {error.strerror}; try again in a moment"
         ) from None
-    return caller if is_same else None
+    if not is_same:
+        return None
+    return caller
 
 
 @cache
@@ -243,17 +247,16 @@ def _caller(pid: int) -> Caller | None:
     if mask is None or membership is None:
         return None
     try:
-        texts = ((present(file) or b"").strip() for file in _cpuset_files(membership))
-        cpus = next(filter(None, texts), None)
+        for file in _cpuset_files(membership):
+            if cpus := (present(file) or b"").strip():
+                cpuset = parse_list(cpus.decode())  # it may have changed since the mask was read
+                return Caller(mask & cpuset or cpuset, cpuset)
     except PermissionError:  # its cgroup's folder is shut: the mask is within it, anyway
         return Caller(mask, mask)
-    if cpus is None:
-        return Caller(mask)
-    cpuset = parse_list(cpus.decode())  # it may have changed since the mask was read
-    return Caller(mask & cpuset or cpuset, cpuset)
+    return Caller(mask)
 
 
-@lru_cache(maxsize=MOST_CGROUPS)
+@lru_cache(maxsize=256)
 def _cpuset_files(membership: bytes) -> tuple[str, ...]:
     """Return where a cgroup has its cpuset, the nearest first: to find that reads all mounts."""
     return tuple(Cgroups(os.fsdecode(membership)).cpuset_files())
@@ -264,7 +267,9 @@ def is_foreign(host: str) -> bool:
 
     A site can have its name resolve to a user's port forwarding: a browser then asks as that user.
     """
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name, _, port = host.rpartition(":")
+    if not port.isdigit():
+        name = host
     try:
         ip_address(name.strip("[]"))
     except ValueError:
@@ -289,5 +294,6 @@ def reader_of(peer: Peer | None, admin_group: int | None) -> str:
     # In a pid namespace below that of /proc, proc_pid_status(5), it is of some container.
     is_of_node = len(status_of(pid, "NSpid").split()) == 1
     with suppress(OSError):  # no file is left to read that
-        return ALL if is_of_node and peer.is_there else COUNTS
+        if is_of_node and peer.is_there:
+            return ALL
     return COUNTS

@@ -36,17 +36,17 @@ JOBS_FORMAT = "shell"  #: of exec, bind, TaskProlog and a pod's run
 
 _reply = lru_cache(MOST_REPLIES)(resolve.plan_reply)
 
-
-_NOT_READ = {503: "The machine has not been read yet."}
-NOT_READ = refusals(_NOT_READ)
-NO_PLAN = refusals(
-    {
-        404: "No such GPU, or none visible; says which exist.",
-        409: "Cannot be satisfied; says what could be.",
-        422: "A parameter is unknown, repeated, empty or malformed.",
-        **_NOT_READ,
-    }
-)
+NOT_READ = refusals({503: "The machine has not been read yet."})
+NO_PLAN = {
+    **refusals(
+        {
+            404: "No such GPU, or none visible; says which exist.",
+            409: "Cannot be satisfied; says what could be.",
+            422: "A parameter is unknown, repeated, empty or malformed.",
+        }
+    ),
+    **NOT_READ,
+}
 #: FastAPI does not read the parameters: the command line, which has no FastAPI, takes the same.
 DESCRIBED = [
     {
@@ -67,8 +67,9 @@ def count_plan(request: HttpRequest, mode: str, result: str, locality: str) -> N
 
     "job": exec, bind, TaskProlog and a pod's run; or "other".
     """
-    is_job = f"format={JOBS_FORMAT}".encode() in request.scope["query_string"]
-    client = "job" if is_job else "other"
+    client = "other"
+    if f"format={JOBS_FORMAT}".encode() in request.scope["query_string"]:
+        client = "job"
     state_of(request).metrics.plans.labels(mode, result, locality, client).inc()
 
 
@@ -82,7 +83,8 @@ async def read_query(request: HttpRequest) -> Request:
     names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
     if names_mig and names_unknown_mig(watcher.node.topology, asked.task):
         peer = peer_of_request(request.scope)
-        await watcher.seek_mig(peer.credentials.uid if peer else None)
+        user = None if peer is None else peer.credentials.uid
+        await watcher.seek_mig(user)
     return asked
 
 
@@ -99,8 +101,9 @@ async def plan(request: HttpRequest, asked: Annotated[Request, Depends(read_quer
     node = state.watcher.node
     caller = caller_of_request(request)
     reply = replied(node, asked, caller)
-    is_text = wants_text(request.headers.get("accept"))
-    form = asked.format or ("cpulist" if is_text else "json")
+    form = asked.format or "json"
+    if not asked.format and wants_text(request.headers.get("accept")):
+        form = "cpulist"
     count_plan(request, reply.request.options.mode, "ok", reply.locality)
     if observed := observed_placement(node.topology, reply, caller, form):
         state.metrics.observed_plans.labels(observed, reply.locality).inc()
@@ -148,8 +151,11 @@ def pairs_of(query: bytes) -> list[tuple[str, str]]:
         )
     try:
         text = query.decode("ascii")
-        if bad := next((part for part in text.split("&") if "=" not in part), None):
-            raise InvalidRequestError(f"{quote(bad)} has no value; write NAME=VALUE")
+        for part in text.split("&"):
+            if not part:
+                break  # parse_qsl refuses it
+            if "=" not in part:
+                raise InvalidRequestError(f"{quote(part)} has no value; write NAME=VALUE")
         return parse_qsl(
             text,
             keep_blank_values=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from importlib.resources import files
 from shlex import quote
@@ -23,16 +23,14 @@ from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.rdma import nics_of_gpus
 from affinityd.topology.words import gpu_word, totals, tree
 
-FILES = ("page.js", "picture.js", "audit.js", "processes.js", "elements.js", "page.css")
-#: The page loads nothing from elsewhere, runs and styles nothing that is inside a document, sends
-#: nothing elsewhere, and is in no frame: CSP Level 3; Trusted Types.
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'"
-)
 HEADERS = {
-    "content-security-policy": POLICY,
+    # The page loads nothing from elsewhere, runs and styles nothing that is inside a document,
+    # sends nothing elsewhere, and is in no frame: CSP Level 3; Trusted Types.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -46,8 +44,7 @@ PICTURE_HEADERS = {
 }
 
 #: The options that two plans, side by side, may differ in.
-OPTIONS = ("mode", "scope", "multithreading", "balanced", "share")
-OTHER = "b."  #: before the names of the second plan's options
+COMPARED_OPTIONS = ("mode", "scope", "multithreading", "balanced", "share")
 
 
 def page_routes(
@@ -65,8 +62,9 @@ def page_routes(
             last = watcher.node, page(watcher.node, settings)
         return HTMLResponse(last[1], headers=HEADERS)
 
-    texts = {name: (files(__package__) / name).read_text(encoding="utf-8") for name in FILES}
-    texts["picture.css"] = stylesheet()
+    texts = {"picture.css": stylesheet()}
+    for name in ("page.js", "picture.js", "audit.js", "processes.js", "elements.js", "page.css"):
+        texts[name] = (files(__package__) / name).read_text(encoding="utf-8")
 
     async def file(request: Request) -> Response:
         name = request.url.path[1:]
@@ -91,8 +89,9 @@ def page(node: Node, settings: Settings) -> str:
             f"ssh -N -L {quote(f'127.0.0.1:9465:{settings.socket}')} {quote(topology.name)}"
         ),
         gpus="\n".join(_checkbox(topology, gpu) for gpu in topology.gpus),
-        options="\n".join(_select(name, "") for name in OPTIONS),
-        other_options="\n".join(_select(name, OTHER) for name in OPTIONS),
+        options="\n".join(_select(name, "") for name in COMPARED_OPTIONS),
+        # page.js, too, has this before the names of the second plan's options.
+        other_options="\n".join(_select(name, "b.") for name in COMPARED_OPTIONS),
         pictures=draw_within(topology, Marks(node.reserved)),
         words="\n".join(_text(line) for line in tree(topology)),
         notices="\n".join(f"<li>{_text(notice)}</li>" for notice in topology.notices),
@@ -109,7 +108,7 @@ def _checkbox(topology: Topology, gpu: Gpu) -> str:
     entry = _text(gpu_entry(topology, gpu))
     name = _text(f"{gpu_word(topology, gpu)} {gpu.index}")
     near = nics_of_gpus(topology)[gpu.key].best()
-    nics = ", ".join(f"{it.port.device} {it.link}" for it in near)
+    nics = ", ".join(f"{nic.port.device} {nic.link}" for nic in near)
     names = f'data-uuid="{_text(gpu.uuid or "")}" data-pci="{_text(gpu.pci_bus_id)}"'
     names += f' data-nics="{_text(nics)}"'
     return (
@@ -129,10 +128,12 @@ def _select(name: str, prefix: str) -> str:
     )
 
 
-def _values(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a parameter's values, the default first."""
-    values = [schema["default"], *schema.get("enum", (True, False))]
-    return (str(it).lower() if isinstance(it, bool) else it for it in dict.fromkeys(values))
+def _values(schema: Mapping[str, Any]) -> list[str]:
+    """Return a parameter's values, the default first."""
+    default = schema["default"]
+    if isinstance(default, bool):
+        return ["true", "false"] if default else ["false", "true"]
+    return [default, *(word for word in schema["enum"] if word != default)]
 
 
 def _text(text: str) -> str:
