@@ -19,8 +19,6 @@ from affinityd.linux.files import listed, numbered, text
 from affinityd.linux.processes import INIT, INITIAL_PIDS, process_of, since_boot
 from affinityd.topology.model import Gpu, GpuKey, Topology
 
-NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor, if its driver names the holders
-
 NOT_ALL_PIDS = (
     "its processes are not visible here, in another pid namespace than the host's; share the "
     "host's (Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
@@ -42,7 +40,9 @@ class HolderSources:
         clock: Callable[[], float] = since_boot,
     ) -> None:
         """Take the function that calls NVML; while the file `hold` exists, it is not called."""
-        self._proc, self._sys, self._clock = proc, sys, clock
+        self._proc = proc
+        self._sys = sys
+        self._clock = clock
         self._ask_nvml = ask_nvml
         self._maintenance = DriverMaintenance(sys, hold, proc)
         self._driver = driver
@@ -56,20 +56,23 @@ class HolderSources:
         gpus = topology.gpus
         if not _sees_all_pids(self._proc):
             return replace(GpuHolders.unknown_of(gpus, NOT_ALL_PIDS), asked=asked)
-        parts = (
-            self._nvml_holders([gpu for gpu in gpus if gpu.vendor == NVIDIA]),
-            kfd_holders([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
-            self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
-        )
-        unknown = {key: why for part in parts for key, why in part.unknown.items()}
+        of_vendor: defaultdict[str, list[Gpu]] = defaultdict(list)
+        for gpu in gpus:
+            is_listed = gpu.vendor in {"nvidia", "amd"}  # their drivers list processes
+            of_vendor[gpu.vendor if is_listed else "other"].append(gpu)
+        nvml = self._nvml_holders(of_vendor["nvidia"])
+        kfd = kfd_holders(of_vendor["amd"], self._sys)
+        files = self._files.found(of_vendor["other"])
+        unknown = {**nvml.unknown, **kfd.unknown, **files.unknown}
+        holdings = (*nvml.holdings, *kfd.holdings, *files.holdings)
         return GpuHolders(
-            holdings=one_a_process((it for part in parts for it in part.holdings), self._proc),
+            holdings=one_a_process(holdings, self._proc),
             unknown=unknown,
             asked=asked,
-            skipped=sum(part.skipped for part in parts),
-            lost=frozenset().union(*(part.lost for part in parts)),
+            skipped=files.skipped,
+            lost=nvml.lost,
             gone=self._gone(gpus, unknown),
-            loads=parts[0].loads,
+            loads=nvml.loads,
         )
 
     def _nvml_holders(self, gpus: Sequence[Gpu]) -> GpuHolders:
@@ -77,26 +80,38 @@ class HolderSources:
             return GpuHolders()
         # NVML would load a driver that is not there, and so fight an upgrade.
         is_loaded = os.path.exists(f"{self._driver}/version")  # noqa: PTH110 - a scan is cheap
-        reason = self._maintenance.reason() if is_loaded else NO_DRIVER
+        reason = self._maintenance.reason() if is_loaded else "NVIDIA's driver is not loaded"
         if reason:
             return GpuHolders.unknown_of(gpus, reason)
         report = self._ask_nvml(NVML_SECONDS)
         # A busy CPU may make it late, too.
-        self._late = self._late + 1 if report.is_late else 0
+        if report.is_late:
+            self._late += 1
+        else:
+            self._late = 0
         has_hung = report.has_hung or self._late >= MOST_LATE
         return processes_of(replace(report, has_hung=has_hung), gpus)
 
     def _gone(self, gpus: Sequence[Gpu], unknown: Collection[GpuKey]) -> tuple[Gpu, ...]:
         """Return the GPUs that worked before; one that vfio-pci has now is in use elsewhere."""
-        self._seen |= {gpu.pci_bus_id: gpu for gpu in gpus if gpu.key not in unknown}
-        gone = self._seen.keys() - {gpu.pci_bus_id for gpu in gpus}
-        uuids = {gpu.uuid for gpu in gpus if gpu.uuid}
-        for address in sorted(gone):
+        addresses = set()
+        uuids = set()
+        for gpu in gpus:
+            addresses.add(gpu.pci_bus_id)
+            if gpu.uuid:
+                uuids.add(gpu.uuid)
+            if gpu.key not in unknown:
+                self._seen[gpu.pci_bus_id] = gpu
+        gone = []
+        for address, gpu in sorted(self._seen.items()):
+            if address in addresses:
+                continue
             driver = _target(f"{self._sys}/bus/pci/devices/{address}/driver")
-            has_moved = self._seen[address].uuid in uuids
-            if has_moved or driver.replace("_", "-").endswith("vfio-pci"):
+            if gpu.uuid in uuids or driver.replace("_", "-").endswith("vfio-pci"):
                 del self._seen[address]
-        return tuple(gpu for address, gpu in sorted(self._seen.items()) if address in gone)
+            else:
+                gone.append(gpu)
+        return tuple(gone)
 
 
 def _sees_all_pids(proc: str) -> bool:
@@ -106,6 +121,16 @@ def _sees_all_pids(proc: str) -> bool:
         return True
 
 
+def _most_memory_first(holding: Holding) -> tuple[int, int, str]:
+    vendor, index = holding.gpu
+    return -(holding.memory_bytes or 0), index, vendor
+
+
+def _by_index(gpu: GpuKey) -> tuple[int, str]:
+    vendor, index = gpu
+    return index, vendor
+
+
 def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]:
     """Return each process with the GPUs that it works on, by ascending pid.
 
@@ -113,22 +138,23 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
     context, as NCCL leaves on GPU 0, is 300 to 500 MiB. One with unknown memory counts, too.
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)
-    for holding in sorted(holdings, key=lambda it: (-(it.memory_bytes or 0), it.gpu[1], it.gpu[0])):
+    for holding in sorted(holdings, key=_most_memory_first):
         if holding.pid > 0:
             of_process[process_of(holding.pid, proc) or holding.pid].append(holding)
-    found = []
+    by_process = []
     for pid, held in sorted(of_process.items()):
         least = (held[0].memory_bytes or 0) / 4
-        used = [it for it in held if it.memory_bytes is None or it.memory_bytes >= least]
-        first = min(used, key=lambda it: (it.gpu[1], it.gpu[0]))
-        beside = sorted({holding.gpu for holding in used} - {first.gpu})
-        found.append(replace(first, pid=pid, beside=tuple(beside)))
-    return tuple(found)
+        used: dict[GpuKey, Holding] = {}
+        for holding in held:
+            if holding.memory_bytes is None or holding.memory_bytes >= least:
+                used.setdefault(holding.gpu, holding)
+        first = used.pop(min(used, key=_by_index))
+        by_process.append(replace(first, pid=pid, beside=tuple(sorted(used))))
+    return tuple(by_process)
 
 
 NVML_SECONDS = 10.0  #: that NVML may take to answer
 MOST_LATE = 3  #: scans in a row in which it did not: it hangs
-NO_DRIVER = "NVIDIA's driver is not loaded"
 
 
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
@@ -141,7 +167,7 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
     lost = set()
     loads = {}
     for gpu in gpus:
-        listed = next((it for it in report.gpus if _is_of(it, gpu)), None)
+        listed = _find(gpu, report.gpus)
         if listed is None:
             name = f"{gpu.index} ({gpu.uuid or gpu.pci_bus_id})"
             unknown[gpu.key] = f"NVML does not list GPU {name} any more"
@@ -157,6 +183,13 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
     return GpuHolders(tuple(holdings), unknown, lost=frozenset(lost), loads=loads)
 
 
+def _find(gpu: Gpu, reports: Iterable[GpuProcesses]) -> GpuProcesses | None:
+    for report in reports:
+        if _is_of(report, gpu):
+            return report
+    return None
+
+
 def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
     """Whether NVML lists these processes of a GPU: an index is another's when one is gone."""
     for known, now in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
@@ -166,16 +199,22 @@ def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
 
 
 def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
-    """Yield each process once: with its memory in all MIG devices, and the one with most."""
-    parts: dict[int, dict[str | None, int | None]] = defaultdict(dict)
+    """Yield each process once, with its memory in all MIG devices, and the device with most of it.
+
+    Where a process is listed twice for a device, the larger size counts.
+    """
+    sizes_of: dict[int, dict[str | None, int | None]] = defaultdict(dict)
     for process in processes:
-        part = parts[process.pid]
-        sizes = [size for size in (part.get(process.mig), process.memory_bytes) if size is not None]
-        part[process.mig] = max(sizes, default=None)
-    for pid, part in parts.items():
-        sizes = [size for size in part.values() if size is not None]
-        most = max(part, key=lambda mig: part[mig] or 0)
-        yield Holding(pid, gpu.key, sum(sizes) if sizes else None, most)
+        sizes = sizes_of[process.pid]
+        before = sizes.get(process.mig)
+        if before is None:
+            sizes[process.mig] = process.memory_bytes
+        elif process.memory_bytes is not None:
+            sizes[process.mig] = max(before, process.memory_bytes)
+    for pid, sizes in sizes_of.items():
+        known = [size for size in sizes.values() if size is not None]
+        largest = max(sizes, key=lambda mig: sizes[mig] or 0)
+        yield Holding(pid, gpu.key, sum(known) if known else None, largest)
 
 
 # The holders of AMD's GPUs: /sys/class/kfd/kfd/proc/PID, kernel drivers/gpu/drm/amd/amdkfd/
@@ -184,9 +223,6 @@ def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
 
 KFD = "class/kfd/kfd"
 
-NO_KFD = "AMD's KFD lists no processes; load amdgpu, or use a newer Linux"
-NOT_LISTED = "AMD's KFD does not list it"
-
 
 def kfd_holders(gpus: Sequence[Gpu], sys: str = "/sys") -> GpuHolders:
     """Return the holders of AMD's GPUs."""
@@ -194,16 +230,17 @@ def kfd_holders(gpus: Sequence[Gpu], sys: str = "/sys") -> GpuHolders:
         return GpuHolders()
     processes = f"{sys}/{KFD}/proc"
     if not os.path.isdir(processes):  # noqa: PTH112
-        return GpuHolders.unknown_of(gpus, NO_KFD)
+        why = "AMD's KFD lists no processes; load amdgpu, or use a newer Linux"
+        return GpuHolders.unknown_of(gpus, why)
     gpu_of = _by_id(gpus, sys)
     unlisted = (gpu for gpu in gpus if gpu not in gpu_of.values())
-    holdings = tuple(
-        Holding(pid, gpu_of[number].key, memory)
-        for pid in numbered(processes)
-        for number, memory in _uses(f"{processes}/{pid}").items()
-        if number in gpu_of
-    )
-    return replace(GpuHolders.unknown_of(unlisted, NOT_LISTED), holdings=holdings)
+    holdings = []
+    for pid in numbered(processes):
+        for number, memory in _uses(f"{processes}/{pid}").items():
+            if number in gpu_of:
+                holdings.append(Holding(pid, gpu_of[number].key, memory))
+    holders = GpuHolders.unknown_of(unlisted, "AMD's KFD does not list it")
+    return replace(holders, holdings=tuple(holdings))
 
 
 def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:
@@ -213,26 +250,28 @@ def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:
     """
     nodes = f"{sys}/{KFD}/topology/nodes"
     by_minor = {str(gpu.render_minor): gpu for gpu in gpus if gpu.render_minor is not None}
-    found = {}
+    by_id = {}
     for node in listed(nodes):
-        lines = (line.split() for line in text(f"{nodes}/{node}/properties").splitlines())
-        minors = (line[1] for line in lines if line[:1] == ["drm_render_minor"])
-        if (gpu := by_minor.get(next(minors, ""))) is not None:
-            found[text(f"{nodes}/{node}/gpu_id")] = gpu
-    return found
+        for line in text(f"{nodes}/{node}/properties").splitlines():
+            name, _, minor = line.partition(" ")
+            if name == "drm_render_minor" and minor.strip() in by_minor:
+                by_id[text(f"{nodes}/{node}/gpu_id")] = by_minor[minor.strip()]
+    return by_id
 
 
 def _uses(folder: str) -> Mapping[str, int]:
-    contexts = (f"{folder}/{name}" for name in listed(folder) if name.startswith("context_"))
+    """Return gpu_id → bytes of memory, of the GPUs that a process uses."""
+    contexts = [f"{folder}/{name}" for name in listed(folder) if name.startswith("context_")]
     uses: Counter[str] = Counter()
     for place in (folder, *contexts):
         queues = f"{place}/queues"
         queued = {text(f"{queues}/{queue}/gpuid") for queue in listed(queues)}
         for name in listed(place):
             kind, _, number = name.partition("_")
-            size = text(f"{place}/{name}") if kind == "vram" else ""
-            if size.isdigit() and (int(size) or number in queued):
-                uses[number] += int(size)
+            if kind == "vram":
+                size = text(f"{place}/{name}")
+                if size.isdigit() and (int(size) or number in queued):
+                    uses[number] += int(size)
     return uses
 
 
@@ -249,13 +288,12 @@ ROOT_ONLY = (
     "the open files of other users' processes cannot be read; run this as root (CAP_SYS_PTRACE)"
 )
 TOO_MANY = f"not all processes' open files were read within {LIMIT:g} s; the next scan continues"
-NO_FILE = "its device file is not known; is its driver loaded?"
 
 #: Files of a GPU's that are opened to look after it, not to compute.
 _is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
 
 #: Files that most processes have open.
-COMMON = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108 - names
+COMMON_FILES = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108
 
 
 @dataclass(frozen=True)
@@ -270,9 +308,20 @@ class GpuDeviceFiles:
 
         Files elsewhere are skipped: stat(2) may wait for a file server that does not answer.
         """
-        return target.rpartition("/")[2] in self.names or (
-            target.startswith("/dev/") and not target.startswith(COMMON)
-        )
+        if target.rpartition("/")[2] in self.names:
+            return True
+        return target.startswith("/dev/") and not target.startswith(COMMON_FILES)
+
+    def opened(self, folder: str) -> set[GpuKey]:
+        """Return the GPUs whose files are open; `folder`: /proc/PID/fd."""
+        keys = set()
+        for name in listed(folder):
+            link = f"{folder}/{name}"
+            if self.is_one(_target(link)):
+                number = _number(link)  # containers keep the numbers of devices
+                if number is not None and number in self.gpu_of:
+                    keys.add(self.gpu_of[number])
+        return keys
 
 
 class DeviceFileScanner:
@@ -285,7 +334,10 @@ class DeviceFileScanner:
         dev: str = "/dev",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._proc, self._sys, self._dev, self._clock = proc, sys, dev, clock
+        self._proc = proc
+        self._sys = sys
+        self._dev = dev
+        self._clock = clock
         self._scan = 0
         self._files = GpuDeviceFiles({}, frozenset())
         self._known: dict[int, bool] = {}  # pid → whether it held a file when it was looked at
@@ -296,46 +348,66 @@ class DeviceFileScanner:
             return GpuHolders()
         files = device_files(gpus, self._sys, self._dev)
         if files != self._files:
-            self._files, self._known = files, {}
-        held: list[Holding] = []
-        due, skipped, end = self._due(), 0, self._clock() + LIMIT
+            self._files = files
+            self._known = {}
+        holdings: list[Holding] = []
+        due = self._due()
+        skipped = 0
+        end = self._clock() + LIMIT
         for place, pid in enumerate(due):
             if self._clock() >= end:
                 skipped = len(due) - place
                 break
-            folder = f"{self._proc}/{pid}/fd/"  # containers keep the numbers of devices
-            links = (folder + name for name in listed(folder))
-            numbers = {_number(link) for link in links if files.is_one(_target(link))}
-            keys = {key for number, key in files.gpu_of.items() if number in numbers}
-            held += [Holding(pid, key) for key in keys]
+            keys = files.opened(f"{self._proc}/{pid}/fd")
+            holdings += [Holding(pid, key) for key in keys]
             self._known[pid] = bool(keys)
-        unknown = {gpu.key: TOO_MANY for gpu in gpus if skipped}
-        unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if not _sees_all(self._proc)}
-        unknown |= {gpu.key: NO_FILE for gpu in gpus if gpu.key not in files.gpu_of.values()}
-        return GpuHolders(tuple(held), unknown, skipped=skipped)
+        sees_all = _sees_all(self._proc)
+        unknown = {}
+        for gpu in gpus:
+            if gpu.key not in files.gpu_of.values():
+                unknown[gpu.key] = "its device file is not known; is its driver loaded?"
+            elif not sees_all:
+                unknown[gpu.key] = ROOT_ONLY
+            elif skipped:
+                unknown[gpu.key] = TOO_MANY
+        return GpuHolders(tuple(holdings), unknown, skipped=skipped)
 
     def _due(self) -> list[int]:
         """Return the processes to look at: new ones, holders, and of the others a part."""
         self._scan += 1
-        there = numbered(self._proc)
-        self._known = {pid: self._known[pid] for pid in there if pid in self._known}
-        turn = self._scan % EVERY
-        due = [pid for pid in there if self._known.get(pid, True) or pid % EVERY == turn]
-        return sorted(due, key=lambda pid: (None, True, False).index(self._known.get(pid)))
+        known = {}
+        new = []
+        holders = []
+        others = []
+        for pid in numbered(self._proc):
+            if pid not in self._known:
+                new.append(pid)
+                continue
+            known[pid] = self._known[pid]
+            if known[pid]:
+                holders.append(pid)
+            elif pid % EVERY == self._scan % EVERY:
+                others.append(pid)
+        self._known = known
+        return [*new, *holders, *others]
 
 
 def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> GpuDeviceFiles:
     """Return the GPUs' device files: by sysfs, and of those that have no place there, by name."""
-    found = list(_by_place(gpus, sys))
-    placed = {key for _, _, key in found}
+    gpu_of = {}
+    names = set()
+    for number, name, key in _by_place(gpus, sys):
+        gpu_of[number] = key
+        names.add(name)
+    placed = set(gpu_of.values())
     for gpu in gpus:
-        name = f"davinci{gpu.index}"
-        number = _number(f"{dev}/{name}")
-        if gpu.vendor == "huawei" and gpu.key not in placed and number is not None:
-            found.append((number, name, gpu.key))
-    return GpuDeviceFiles(
-        {number: key for number, _, key in found}, frozenset(name for _, name, _ in found)
-    )
+        if gpu.vendor == "huawei" and gpu.key not in placed:
+            name = f"davinci{gpu.index}"
+            device = _number(f"{dev}/{name}")
+            if device is not None:
+                gpu_of[device] = gpu.key
+                names.add(name)
+    return GpuDeviceFiles(gpu_of, frozenset(names))
 
 
 def _by_place(gpus: Sequence[Gpu], sys: str) -> Iterator[tuple[int, str, GpuKey]]:
@@ -343,11 +415,13 @@ def _by_place(gpus: Sequence[Gpu], sys: str) -> Iterator[tuple[int, str, GpuKey]
     at = {gpu.pci_bus_id: gpu.key for gpu in gpus}
     folder = f"{sys}/dev/char"
     for entry in listed(folder):
-        *place, name = _target(f"{folder}/{entry}").split("/")
-        key = next((at[part] for part in reversed(place) if part in at), None)
+        *folders, name = _target(f"{folder}/{entry}").split("/")
         major, _, minor = entry.partition(":")
-        if key is not None and not _is_control(name):
-            yield os.makedev(int(major), int(minor)), name, key
+        if not _is_control(name):
+            for address in reversed(folders):  # a bridge may be above it
+                if address in at:
+                    yield os.makedev(int(major), int(minor)), name, at[address]
+                    break
 
 
 def _sees_all(proc: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter as Count
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from prometheus_client import (
@@ -51,6 +52,11 @@ def each(names: Iterable[str], counted: Mapping[str, float]) -> dict[str, float]
     return {name: counted.get(name, 0) for name in names}
 
 
+def unchanged(value: float | None) -> float | None:
+    """Return the value: the thing of a family is itself the sample."""
+    return value
+
+
 def gpu_labels(gpu: Gpu | AuditGpuDocument) -> tuple[str, ...]:
     """Return the values of GPU_LABELS."""
     return gpu.vendor, str(gpu.index), one_line(gpu.uuid or ""), gpu.pci_bus_id
@@ -92,7 +98,7 @@ NODE_FAMILIES: tuple[MetricFamily[Node], ...] = (
     MetricFamily(
         "affinityd_topology_generation",
         "Grows by one each time the topology was read again and differed.",
-        lambda node: node.generation,
+        attrgetter("generation"),
     ),
 )
 
@@ -100,7 +106,7 @@ GPU_FAMILIES: tuple[MetricFamily[Gpu], ...] = (
     MetricFamily(
         "affinityd_gpu_numa_node",
         "The NUMA node of each GPU; a GPU whose node is not known has no sample.",
-        lambda gpu: gpu.numa_node,
+        attrgetter("numa_node"),
     ),
 )
 
@@ -109,7 +115,7 @@ NIC_FAMILIES: tuple[MetricFamily[int], ...] = (
     MetricFamily(
         "affinityd_gpu_nic_info",
         "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
-        lambda number: number,
+        unchanged,
     ),
 )
 
@@ -118,12 +124,12 @@ DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     MetricFamily(
         "affinityd_scan_interval_seconds",
         "How often the processes are scanned.",
-        lambda metrics: metrics.scan_interval,
+        attrgetter("scan_interval"),
     ),
     MetricFamily(
         "affinityd_scan_age_seconds",
         "How long ago the last finished scan of the processes began.",
-        lambda metrics: metrics.scan_age,
+        attrgetter("scan_age"),
     ),
 )
 

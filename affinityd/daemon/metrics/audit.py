@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import AuditGpuDocument
 from affinityd.audit.model import CpuTime, Job, Scan
 from affinityd.audit.verdict import LOST, RESERVED
-from affinityd.daemon.metrics import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
+from affinityd.daemon.metrics import (
+    GPU_LABELS,
+    MetricFamily,
+    filled,
+    gpu_labels,
+    unchanged,
+    whole,
+)
 from affinityd.text import one_line
 from affinityd.topology.model import GpuKey, Keys, moved
 from affinityd.topology.nearness import CAUSES
@@ -63,21 +71,19 @@ class JobSeries:
         """
         if not self._most:
             return []
-        self._seen = {
-            job: seen
-            for job, seen in self._seen.items()
+        for job, seen in list(self._seen.items()):
             # Those of the last scan count up to this one, however long ago it was.
-            if scan.boot - seen < ENDED_JOBS_KEPT or seen == self._looked
-        }
-        living = {*self._seen, OTHERS}
-        self._rows = {job: row for job, row in self._rows.items() if job in living}
+            if scan.boot - seen >= ENDED_JOBS_KEPT and seen != self._looked:
+                del self._seen[job]
+                self._rows.pop(job, None)
         for row in self._rows.values():
             for cause in row.causes.values():
                 row.gpu_seconds[cause] += scan.boot - self._looked
             is_over = row.job == OTHERS and self._seen.keys() <= self._rows.keys()
             unknown = () if is_over else scan.unknown
             row.causes = {gpu: cause for gpu, cause in row.causes.items() if gpu in unknown}
-            row.time, row.used = row.time + row.used, CpuTime()
+            row.time += row.used
+            row.used = CpuTime()
         self._looked = scan.boot
         for process in scan.processes:
             part = process.facts.part
@@ -114,65 +120,71 @@ def _first(*causes: str | None) -> str | None:
     return min((cause for cause in causes if cause is not None), key=CAUSES.index, default=None)
 
 
-GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
+def _mismatch_by_cause(gpu: AuditGpuDocument) -> dict[str, float] | None:
+    if gpu.mismatch is None or gpu.near is None:
+        return None
+    return {cause: number > 0 for cause, number in gpu.mismatch.items()}
+
+
+def _is_reserved(gpu: AuditGpuDocument) -> bool | None:
+    return gpu.state == RESERVED if gpu.audited else None
+
+
+AUDIT_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
     MetricFamily(
         "affinityd_gpu_audited",
         "1 if the processes that use the GPU are known, else 0.",
-        lambda gpu: gpu.audited,
+        attrgetter("audited"),
     ),
     MetricFamily(
         "affinityd_gpu_numa_mismatch",
         "1 if a process of the GPU may run on far CPUs, by cause; no sample if the GPU's "
         "processes or its NUMA node are not known.",
-        lambda gpu: (
-            {cause: number > 0 for cause, number in gpu.mismatch.items()}
-            if gpu.mismatch is not None and gpu.near is not None
-            else None
-        ),
+        _mismatch_by_cause,
         "cause",
     ),
     MetricFamily(
         "affinityd_gpu_processes",
         "Processes that use the GPU, and their descendants, by placement.",
-        lambda gpu: gpu.processes,
+        attrgetter("processes"),
         "placement",
     ),
     MetricFamily(
         "affinityd_gpu_orphan_processes",
         "Orphans: processes that hold the GPU, and belong to no job any more.",
-        lambda gpu: gpu.orphans,
+        attrgetter("orphans"),
     ),
     MetricFamily(
         "affinityd_gpu_reserved",
         "1 if a job is known to have the GPU, and no process uses it, else 0.",
-        lambda gpu: gpu.state == RESERVED if gpu.audited else None,
+        _is_reserved,
     ),
     MetricFamily(
         "affinityd_gpu_cpu_seconds_total",
         "CPU time of the processes that use the GPU, and of their descendants.",
-        lambda gpu: gpu.cpu_seconds,
+        attrgetter("cpu_seconds"),
     ),
     MetricFamily(
         "affinityd_gpu_remote_cpu_seconds_total",
         "CPU time of the GPU's processes on far CPUs; a thread's time counts for its last CPU.",
-        lambda gpu: gpu.remote_cpu_seconds,
+        attrgetter("remote_cpu_seconds"),
     ),
     MetricFamily(
         "affinityd_gpu_wait_seconds_total",
         "How long threads of the processes that use the GPU, and of their descendants, could run "
         "and did not: the kernel's run delay. Short-lived threads are not counted.",
-        lambda gpu: gpu.wait_seconds,
+        attrgetter("wait_seconds"),
     ),
     MetricFamily(
         "affinityd_gpu_waiting_processes",
         "Processes of the GPU whose threads wait long for CPUs, by the cause of that.",
-        lambda gpu: gpu.waiting,
+        attrgetter("waiting"),
         "cause",
     ),
     MetricFamily(
         "affinityd_gpu_throttled_seconds_total",
         "How long cgroups of the GPU's processes were throttled by their CPU limit, over CPUs.",
-        lambda gpu: gpu.throttled_seconds,
+        attrgetter("throttled_seconds"),
     ),
     MetricFamily(
         "affinityd_gpu_host_memory_bytes",
@@ -180,13 +192,13 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
             "Resident host memory of the processes that use the GPU, by placement (near, far, "
             "unknown), by a sample of its pages; each counts for one GPU, shared pages in full."
         ),
-        lambda gpu: gpu.host_memory_bytes,
+        attrgetter("host_memory_bytes"),
         "placement",
     ),
     MetricFamily(
         "affinityd_gpu_far_memory_processes",
         "Processes of the GPU with much host memory on far nodes, by the cause of that.",
-        lambda gpu: gpu.far_memory,
+        attrgetter("far_memory"),
         "cause",
     ),
 )
@@ -196,7 +208,7 @@ LOST_FAMILIES: tuple[MetricFamily[bool], ...] = (
     MetricFamily(
         "affinityd_gpu_lost",
         "1 if the GPU is lost or hangs, or was there and is not any more, else 0.",
-        lambda is_lost: is_lost,
+        unchanged,
     ),
 )
 
@@ -205,9 +217,18 @@ SINCE_FAMILIES: tuple[MetricFamily[float | None], ...] = (
     MetricFamily(
         "affinityd_gpu_numa_mismatch_start_timestamp_seconds",
         "When the mismatch of the GPU was first seen, since the epoch; only while there is one.",
-        lambda since: since,
+        unchanged,
     ),
 )
+
+
+def _mismatched_gpus(row: JobRow) -> int:
+    return sum(cause is not None for cause in row.causes.values())
+
+
+def _gpu_seconds_by_cause(row: JobRow) -> dict[str, float]:
+    return {cause: row.gpu_seconds[cause] for cause in CAUSES}
+
 
 JOB_LABELS = ("scheduler", "job_id", "namespace", "pod", "container")
 JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
@@ -217,7 +238,7 @@ JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
     MetricFamily(
         "affinityd_job_mismatched_gpus",
         "GPUs of the node with a process of the job that may run on far CPUs.",
-        lambda row: sum(cause is not None for cause in row.causes.values()),
+        _mismatched_gpus,
     ),
     MetricFamily(
         "affinityd_job_gpu_seconds_total",
@@ -228,7 +249,7 @@ JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
         "affinityd_job_mismatched_gpu_seconds_total",
         "How much of affinityd_job_gpu_seconds_total had a process of the job that may run on "
         "far CPUs, by the first cause of such processes: allocation, mask, unpinned.",
-        lambda row: {cause: row.gpu_seconds[cause] for cause in CAUSES},
+        _gpu_seconds_by_cause,
         "cause",
     ),
     MetricFamily(
@@ -239,12 +260,12 @@ JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
     MetricFamily(
         "affinityd_job_cpu_seconds_total",
         "CPU time of the job's processes that use GPUs, and of their descendants.",
-        lambda row: row.time.total,
+        attrgetter("time.total"),
     ),
     MetricFamily(
         "affinityd_job_remote_cpu_seconds_total",
         "CPU time of the job's processes on CPUs far from their GPU.",
-        lambda row: row.time.remote,
+        attrgetter("time.remote"),
     ),
 )
 
@@ -253,7 +274,7 @@ USED_FAMILIES: tuple[MetricFamily[bool], ...] = (
     MetricFamily(
         "affinityd_job_gpu",
         "1 for each GPU that a job uses: by this an alert or a panel on a GPU names its job.",
-        lambda is_used: is_used,
+        unchanged,
     ),
 )
 
@@ -267,17 +288,17 @@ SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
     MetricFamily(
         "affinityd_scan_duration_seconds",
         "How long the last scan of the processes took.",
-        lambda scan: scan.seconds,
+        attrgetter("seconds"),
     ),
     MetricFamily(
         "affinityd_scan_skipped_processes",
         "Processes that the last scan did not reach within its time limit.",
-        lambda scan: scan.skipped,
+        attrgetter("skipped"),
     ),
     MetricFamily(
         "affinityd_numa_balancing",
         "The kernel's numa_balancing: if odd, the kernel unmaps pages of running jobs.",
-        lambda scan: scan.numa_balancing,
+        attrgetter("numa_balancing"),
     ),
 )
 
@@ -286,7 +307,7 @@ def metrics(
     scan: Scan, gpus: Sequence[AuditGpuDocument], jobs: Iterable[JobRow]
 ) -> Iterator[Metric]:
     """Yield every metric of a scan; `gpus`: of its document of counts."""
-    yield from filled(GPU_FAMILIES, [(gpu_labels(gpu), gpu) for gpu in gpus], GPU_LABELS)
+    yield from filled(AUDIT_FAMILIES, [(gpu_labels(gpu), gpu) for gpu in gpus], GPU_LABELS)
     lost = [(gpu_labels(gpu), gpu.state == LOST) for gpu in gpus]
     lost += [(gpu_labels(gpu), True) for gpu in scan.gone]
     yield from filled(LOST_FAMILIES, lost, GPU_LABELS)
@@ -298,11 +319,8 @@ def metrics(
     for row in jobs:
         labels = _job_labels(row.job)
         rows.append((labels, row))
-        used += [
-            ((*gpu_labels(gpu), *labels), True)
-            for gpu in gpus
-            if (gpu.vendor, gpu.index) in row.causes
-        ]
+        of_job = [gpu for gpu in gpus if (gpu.vendor, gpu.index) in row.causes]
+        used += [((*gpu_labels(gpu), *labels), True) for gpu in of_job]
     if rows:
         yield from filled(JOB_FAMILIES, rows, JOB_LABELS)
         yield from filled(USED_FAMILIES, used, (*GPU_LABELS, *JOB_LABELS))

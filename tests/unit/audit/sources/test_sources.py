@@ -11,10 +11,7 @@ import pytest
 from affinityd.audit import sources as device_files
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources import (
-    NO_DRIVER,
-    NO_KFD,
     NOT_ALL_PIDS,
-    NOT_LISTED,
     NVML_SECONDS,
     DeviceFileScanner,
     GpuDeviceFiles,
@@ -219,7 +216,7 @@ def test_without_driver_or_gpus_or_in_a_pid_namespace_nvml_is_not_asked(root: Pa
     asked = Asked()
     assert holders(root, asked).held(machine_of()) == GpuHolders(asked=1000.0)
     (root / "driver/version").unlink()
-    assert holders(root, asked).held(MACHINE) == unknown(NO_DRIVER)
+    assert holders(root, asked).held(MACHINE) == unknown("NVIDIA's driver is not loaded")
     (root / "hold").write_text("upgrade\n")
     put(root / "driver/version", "NVRM version: 550.54.15")
     why = f"NVML calls are on hold by 'upgrade', until {root / 'hold'} is removed"
@@ -301,8 +298,15 @@ def test_the_holders_of_a_gpu_that_kfd_does_not_list_are_unknown(sys: Path) -> N
     process(sys, "4711", 1, 0, 0)
     hidden = Gpu(3, "amd", "0000:09:00.0", numa_node=0)
     found = kfd_holders((*GPUS, hidden), str(sys))
-    assert found == GpuHolders((Holding(4711, FIRST_AMD, 1),), {hidden.key: NOT_LISTED})
-    assert kfd_holders(GPUS, "/none") == GpuHolders(unknown={gpu.key: NO_KFD for gpu in GPUS})
+    assert found == GpuHolders(
+        (Holding(4711, FIRST_AMD, 1),), {hidden.key: "AMD's KFD does not list it"}
+    )
+    assert kfd_holders(GPUS, "/none") == GpuHolders(
+        unknown={
+            gpu.key: "AMD's KFD lists no processes; load amdgpu, or use a newer Linux"
+            for gpu in GPUS
+        }
+    )
     assert kfd_holders((), "/none") == GpuHolders()
 
 
@@ -385,7 +389,9 @@ def test_sysfs_tells_which_file_is_whose_or_else_the_name_does(machine: Machine)
 
 def test_the_holders_of_a_gpu_without_a_readable_file_are_unknown(machine: Machine) -> None:
     found = machine.scanner().found((*NPUS, ACCELERATOR))
-    assert found == GpuHolders(unknown={ACCELERATOR.key: device_files.NO_FILE})
+    assert found == GpuHolders(
+        unknown={ACCELERATOR.key: "its device file is not known; is its driver loaded?"}
+    )
     shutil.rmtree(machine.proc / "1")  # as hidepid= hides it
     machine.holds(7, FULL)
     unknown = {FIRST_NPU: device_files.ROOT_ONLY, SECOND_NPU: device_files.ROOT_ONLY}
