@@ -29,7 +29,8 @@ class Recent(Generic[K, V]):
 
     def begin(self, now: float) -> None:
         """Begin another scan: remove values that no scan has used for long."""
-        since, self._now = self._now - REMEMBERED, now
+        since = self._now - REMEMBERED
+        self._now = now
         self._values = {
             key: (value, used) for key, (value, used) in self._values.items() if used >= since
         }

@@ -30,7 +30,8 @@ SHOWN = 40
 #: The largest number that any machine has: 64 bits, of memory in KiB.
 MAX_JSON_NUMBER = 2**74 - 1
 
-_LEFT_OUT, _CPULIST = "left out", "cpulist"
+_LEFT_OUT = "left out"
+_CPULIST = "cpulist"
 #: A text that is CPUs: `0-3,8`.
 CpuList = Annotated[str, _CPULIST]
 
@@ -44,8 +45,6 @@ _PLAIN: dict[Any, str] = {
     list: "a list",
     dict: "an object",
 }
-_NUMBERS = (int, float)
-_UNIONS = (Union, UnionType)
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,15 @@ def _writer(kind: type) -> Callable[[Any], object]:
     absent = {field.name for field in fields(kind) if _LEFT_OUT in field.metadata}
     if not absent:
         return vars
-    return lambda value: {
-        name: content
-        for name, content in vars(value).items()
-        if content is not None or name not in absent
-    }
+
+    def write(value: object) -> dict[str, object]:
+        content = dict(vars(value))
+        for name in absent:
+            if content[name] is None:
+                del content[name]
+        return content
+
+    return write
 
 
 def loads(kind: type[T], text: str | bytes, where: str) -> T:
@@ -125,20 +128,19 @@ def _read(kind: Any, value: Any, place: str) -> Any:  # noqa: ANN401 - a type, a
     origin, arguments = _apart(kind)
     if origin is Annotated:
         return _annotated(*arguments, value=value, place=place)
-    if origin in _UNIONS:
-        (other,) = (it for it in arguments if it is not NoneType)
+    if origin in (Union, UnionType):
+        (other,) = (argument for argument in arguments if argument is not NoneType)
         return None if value is None else _read(other, value, place)
     if origin in (tuple, Sequence):
         items = enumerate(_plain(list, value, place))
         return tuple(_read(arguments[0], item, f"{place}[{number}]") for number, item in items)
     if origin is Mapping:
         name_kind, item_kind = arguments
-        return {
-            _number(name, place) if name_kind is int else name: _read(
-                item_kind, item, f"{place}[{quote(name)}]"
-            )
-            for name, item in _plain(dict, value, place).items()
-        }
+        items_by_name: dict[str | int, object] = {}
+        for name, item in _plain(dict, value, place).items():
+            key = _number(name, place) if name_kind is int else name
+            items_by_name[key] = _read(item_kind, item, f"{place}[{quote(name)}]")
+        return items_by_name
     return _cpus(value, place)  # of a frozenset
 
 
@@ -151,7 +153,7 @@ def _plain(kind: type, value: Any, place: str) -> Any:  # noqa: ANN401 - by its 
     is_kind = type(value) is kind or (kind is float and type(value) is int)
     if not is_kind:
         raise _not(place, value, _PLAIN[kind])
-    if kind in _NUMBERS and not 0 <= value <= MAX_JSON_NUMBER:
+    if kind in (int, float) and not 0 <= value <= MAX_JSON_NUMBER:
         raise _not(place, value, f"a number from 0 to {MAX_JSON_NUMBER}")
     return value
 
@@ -182,7 +184,8 @@ def _number(name: str, place: str) -> int:
 
 
 def _object(kind: type, value: Any, place: str) -> object:  # noqa: ANN401 - as above
-    values, read = _plain(dict, value, place), {}
+    values = _plain(dict, value, place)
+    read = {}
     for name, (hint, is_needed) in _fields(kind).items():
         if name in values:
             read[name] = _read(hint, values[name], f"{place}.{name}")
@@ -198,8 +201,8 @@ def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
     """Return the type of each field, and whether it has no default."""
     hints = get_type_hints(kind, include_extras=True)
     return {
-        it.name: (hints[it.name], it.default is it.default_factory is MISSING)
-        for it in fields(kind)
+        field.name: (hints[field.name], field.default is field.default_factory is MISSING)
+        for field in fields(kind)
     }
 
 

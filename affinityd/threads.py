@@ -34,8 +34,8 @@ def started(work: Callable[[], T]) -> Future[T]:
 
 
 STUCK_SECONDS = 0.5
-#: Readings that may be late at once: of one user's processes, and of all.
-MOST_STUCK_OF_ONE, MOST_STUCK = 4, 64
+MOST_STUCK_OF_ONE = 4  #: readings of one user's processes that may be late at once
+MOST_STUCK = 64  #: of all users'
 
 
 class Readings(Generic[K, T]):
@@ -58,13 +58,15 @@ class Readings(Generic[K, T]):
         others are.
         """
         if key in self._late:
-            (_, reading), seconds = self._late.pop(key), 0.0
+            _, reading = self._late.pop(key)
+            seconds = 0.0
         else:
             self._late = {key: late for key, late in self._late.items() if not late[1].done()}
             users = [user for user, _ in self._late.values()]
             if len(users) >= MOST_STUCK or users.count(user) >= self._most_of_one:
                 raise FutureTimeoutError
-            reading, seconds = started(read), STUCK_SECONDS
+            reading = started(read)
+            seconds = STUCK_SECONDS
         try:
             return reading.result(seconds)
         except FutureTimeoutError:
