@@ -20,8 +20,6 @@ from queue import SimpleQueue
 from affinityd.text import one_line
 
 MOST_LINES = 1000  #: lines that may wait; lines beyond them are lost
-#: By level, as syslog(3) and the journal number them.
-PRIORITIES = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4}
 END_SECONDS = 1.0  #: that the end of the process waits for unwritten lines
 
 log = logging.getLogger(__name__)
@@ -32,9 +30,11 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
-        trace = (line.strip() for line in _trace(record).splitlines())
-        message = ": ".join(filter(None, (_message(record), " | ".join(trace))))
-        return f"{record.levelname.lower()}: {one_line(message)}"
+        message = _message(record)
+        trace = " | ".join(line.strip() for line in _trace(record).splitlines())
+        if message and trace:
+            message += ": "
+        return f"{record.levelname.lower()}: {one_line(message + trace)}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -75,8 +75,11 @@ class LineWriter(QueueListener):
 
     def handle(self, record: logging.LogRecord) -> None:
         """Write a line."""
-        priority = f"<{PRIORITIES.get(record.levelno, 6)}>" if self._is_journal else ""
-        rest = f"{priority}{record.msg}\n".encode(errors="replace")
+        line = f"{record.msg}\n"
+        if self._is_journal:
+            priorities = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4}  # syslog(3)
+            line = f"<{priorities.get(record.levelno, 6)}>{line}"
+        rest = line.encode(errors="replace")
         with suppress(OSError):
             while rest:
                 rest = rest[os.write(self._file, rest) :]
@@ -125,7 +128,9 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _trace(record: logging.LogRecord) -> str:
-    return logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+    if not record.exc_info:
+        return ""
+    return logging.Formatter().formatException(record.exc_info)
 
 
 def _uncaught(raised: threading.ExceptHookArgs | sys.UnraisableHookArgs) -> None:

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import uvloop
 from anyio import to_thread
@@ -34,8 +35,6 @@ from affinityd.topology.model import Topology
 
 log = logging.getLogger(__name__)
 
-SWITCH_SECONDS = 0.0002  #: after so long a running thread yields to another
-
 
 def run(
     settings: Settings,
@@ -49,7 +48,7 @@ def run(
     with log_on_stdout(settings.log_format):
         # With Python's own 5 ms each event of the loop would wait that long for other threads. And
         # imported modules stay: a full collection need not scan them, 30 ms without an answer.
-        sys.setswitchinterval(SWITCH_SECONDS)
+        sys.setswitchinterval(0.0002)
         gc.freeze()
         gc.enable()
         raise_file_limit()
@@ -78,7 +77,9 @@ async def _serve(
         settings = replace(settings, scan_interval=None)
 
     def last_scan() -> ScanResult | None:
-        return scans.last if scans else None
+        if scans is None:
+            return None
+        return scans.last
 
     watcher = TopologyWatcher(machine, settings)
     metrics = Metrics(
@@ -97,9 +98,8 @@ async def _serve(
     plugin = None
     if settings.nri is not None:
         loop = asyncio.get_running_loop()
-        plugin = NriPlugin(
-            settings, watcher, lambda: loop.call_soon_threadsafe(watcher.want_reading)
-        )
+        want_reading = partial(loop.call_soon_threadsafe, watcher.want_reading)
+        plugin = NriPlugin(settings, watcher, want_reading)
         metrics.of_nri = plugin.metrics
         plugin.start()
     if scans is not None and (every := settings.scan_interval) is not None:
@@ -118,8 +118,12 @@ async def _serve(
 async def _run(servers: Sequence[Server], works: Iterable[Coroutine[None, None, None]]) -> None:
     """Serve until the servers are ended, or one of the works fails, whose error is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
+
+    def end(_task: object) -> None:
+        _end(servers)
+
     for task in tasks:
-        task.add_done_callback(lambda _task: _end(servers))
+        task.add_done_callback(end)
     await asyncio.gather(*(server.answer() for server in servers))
     notify("STOPPING=1")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -133,10 +137,12 @@ def _take_signals(servers: Sequence[Server], watcher: TopologyWatcher) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _end, servers)
+
+    def read_again(_number: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(watcher.want_reading)
+
     # No handler of the loop's: where that ends, SIGHUP would be the process's end again.
-    signal.signal(
-        signal.SIGHUP, lambda _number, _frame: loop.call_soon_threadsafe(watcher.want_reading)
-    )
+    signal.signal(signal.SIGHUP, read_again)
     release_signals()
 
 

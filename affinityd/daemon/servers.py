@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 512  #: connections that wait: clients would not wait for more to be accepted
 CHECK_SECONDS = 2.0  #: how often the socket's file is looked for, with the watcher's checks
-DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_graceful_shutdown=DRAIN_SECONDS,
+                timeout_graceful_shutdown=5,  # seconds, for requests under way at SIGTERM
             )
         )
 

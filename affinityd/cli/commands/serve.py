@@ -18,14 +18,13 @@ from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import InvalidRequestError
 from affinityd.machines import BUSY
 
-#: Settings that no first start needs.
-RARE_SETTINGS = {"root", "listen_plan", "nri_namespaces", "nri_mount", "nri_without_request"}
-
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.epilog = "docs/settings.md has more. exit status: 0: ended by a signal; 1, 2: no start"
-    add_settings(parser, settings.SETTING_NAMES, shown={*settings.SETTING_NAMES} - RARE_SETTINGS)
+    # No first start needs these.
+    rare = {"root", "listen_plan", "nri_namespaces", "nri_mount", "nri_without_request"}
+    add_settings(parser, settings.SETTING_NAMES, shown={*settings.SETTING_NAMES} - rare)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,7 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = of_demo(chosen, arguments)
     has_processes = chosen.machine == BUSY or not chosen.replays
     is_scanning = chosen.scan_interval is not None and has_processes
-    scans = ScanChild(partial(_scan, chosen)) if is_scanning else None
+    scans = None
+    if is_scanning:
+        scans = ScanChild(partial(_scan, chosen))
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
     main.run(chosen, Machine(chosen), scans)

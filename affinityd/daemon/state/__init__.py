@@ -50,7 +50,7 @@ class FailureLog:
         message: str,
         *,
         expected: tuple[type[Exception], ...] = (),
-        count: Callable[[], None] = lambda: None,
+        count: Callable[[], None] | None = None,
     ) -> None:
         """Take the log's line, the errors that are no bugs, and the counter of failures."""
         self._message = message
@@ -69,8 +69,11 @@ class FailureLog:
         except FatalError:
             raise
         except Exception as error:
-            self._count()
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            if self._count is not None:
+                self._count()
+            reason = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                reason = error.strerror
             last = self._last
             self._last = f"{type(error)} {reason}"
             if last == self._last:

@@ -80,17 +80,18 @@ class ScanChild:
         Raises FatalError where it has ended or hangs; then it is killed.
         """
         try:
-            self._pipe.send((None if topology is self._sent else topology, dict(containers)))
+            changed = None if topology is self._sent else topology
+            self._pipe.send((changed, dict(containers)))
             if not self._pipe.poll(HUNG_SECONDS):
                 os.kill(self._pid, signal.SIGKILL)
                 raise FatalError(f"a scan of the processes has hung for {HUNG_SECONDS:g} s")
             head = json.loads(self._pipe.recv_bytes())
-            texts = {name: self._pipe.recv_bytes() for name in head["texts"]} if head else {}
+            if head:
+                texts = {name: self._pipe.recv_bytes() for name in head["texts"]}
+                self.last = ScanResult(head["boot"], texts)
         except (OSError, EOFError):
             raise FatalError("the process that scans the processes has ended") from None
         self._sent = topology
-        if head:
-            self.last = ScanResult(head["boot"], texts)
 
 
 async def scan_regularly(

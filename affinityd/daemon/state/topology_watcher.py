@@ -29,10 +29,6 @@ log = logging.getLogger(__name__)
 DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are looked at
 DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
 FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
-SETTLE_SECONDS = 0.1  #: after which a reading that differs from the last one is made once more
-MOST_SETTLING = 4  #: such readings; a fact that still differs counts as it is then
-NOTIFY_SECONDS = 1.0  #: that a service manager whose queue is full is waited for
-MIG_REREAD_SECONDS = 10.0  #: a user's unknown MIG UUIDs make a reading at most so often
 
 
 class KnownNode:
@@ -87,9 +83,9 @@ class TopologyWatcher(KnownNode):
                     await self._read()
 
     async def seek_mig(self, user: int | None) -> None:
-        """Read everything again for a MIG instance that a user names, at most every so often."""
+        """Read everything again for a MIG instance that a user names, at most every 10 s."""
         async with self._asking:
-            recent = time.monotonic() - MIG_REREAD_SECONDS
+            recent = time.monotonic() - 10.0
             self._sought_mig = {uid: at for uid, at in self._sought_mig.items() if at > recent}
             if user not in self._sought_mig:
                 await self._ask_and_read()
@@ -142,7 +138,8 @@ class TopologyWatcher(KnownNode):
             await self._read()
 
     async def _read(self) -> None:
-        online = content(self._machine.online_file) if self._machine.online_file else None
+        file = self._machine.online_file
+        online = None if file is None else content(file)
         ports = await in_background(self._machine.ports)
         with self._unread.logged():
             try:
@@ -150,11 +147,12 @@ class TopologyWatcher(KnownNode):
             except FailingFileError as error:
                 self.failing = str(error)
                 raise
-            for _ in range(MOST_SETTLING):
+            # Files may be missing while something is mounted or plugged: a reading that differs is
+            # made up to four times more, until two in a row are alike.
+            for _ in range(4):
                 if self.known is None or topology == self.known.topology:
                     break
-                # Files may be missing while something is mounted or plugged.
-                await asyncio.sleep(SETTLE_SECONDS)
+                await asyncio.sleep(0.1)
                 before = topology
                 topology = await in_background(self._machine.read)
                 if topology == before:
@@ -176,8 +174,10 @@ class TopologyWatcher(KnownNode):
     def _publish(self) -> None:
         node = self.node
         before = self._published
-        if node is not before:
-            _log(node, before.topology if before else None)
+        if before is None:
+            _log(node, None)
+        elif node is not before:
+            _log(node, before.topology)
         # A file that was deleted, or that the disk had no room for, comes back with any reading.
         with self._unwritten.logged():
             if before is None:
@@ -213,5 +213,5 @@ def notify(state: str) -> None:
     if address.startswith("@"):  # the abstract namespace, unix(7)
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, suppress(OSError):
-        manager.settimeout(NOTIFY_SECONDS)
+        manager.settimeout(1.0)  # for a service manager whose queue is full
         manager.sendto(state.encode(), address)
