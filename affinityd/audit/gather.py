@@ -46,8 +46,11 @@ class ProcessWalk:
         """Take holders, the end by time.monotonic(), and the seconds of a holder's `family`."""
         self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
         self.unseen: list[Holding] = []  #: holders without a process
-        self._held, self._end, self._deadline = held, deadline, deadline
-        self._processes, self._proc = processes, processes.proc
+        self._held = held
+        self._end = deadline
+        self._deadline = deadline
+        self._processes = processes
+        self._proc = processes.proc
         self._family_seconds = family
         # By cgroups, which a job's processes share: makes the facts of one of them.
         self._groups: dict[str, Callable[..., ProcessFacts]] = {}
@@ -74,7 +77,8 @@ class ProcessWalk:
                 continue
             stat = stat_of(pid, self._proc)
             if stat is None:
-                self.unseen += [holding] if parent is None else []
+                if parent is None:
+                    self.unseen.append(holding)
                 continue
             is_holder = parent is None and stat.start / TICKS <= self._held.asked
             is_child = parent is not None and stat.parent == parent.number and not stat.is_zombie
@@ -91,10 +95,12 @@ class ProcessWalk:
 
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
         """Return a process's facts; None if it has ended, or the time is over."""
-        pid, tids = stat.number, thread_ids(stat.number, self._proc)
+        pid = stat.number
+        tids = thread_ids(pid, self._proc)
         # A main thread that has ended is in no cgroup any more: the root's, by cgroups of v1.
         living = tids[1] if stat.state in ENDED and len(tids) > 1 else pid
-        uid, facts_in_group = uid_of(pid, self._proc), self._group(living)
+        uid = uid_of(pid, self._proc)
+        facts_in_group = self._group(living)
         threads = tuple(self._threads(pid, tids))
         again = stat_of(pid, self._proc)
         if self._is_late():
@@ -123,7 +129,8 @@ class ProcessWalk:
         for tid in tids:
             if self._is_late():
                 return
-            stat, mask = thread_stat(pid, tid, self._proc), mask_of(tid)
+            stat = thread_stat(pid, tid, self._proc)
+            mask = mask_of(tid)
             if stat is not None and mask is not None:
                 shared = self._masks.setdefault(mask, mask)
                 yield Thread(tid, stat.name, stat.start, shared, stat.last_cpu, stat.cpu_ticks)
@@ -132,18 +139,24 @@ class ProcessWalk:
         cgroups = cgroups_of(pid, self._proc)
         if cgroups not in self._groups:
             root = os.fspath(Path(self._proc).parent)
-            its, seen = membership(cgroups, root), Cgroups.of(pid, root)
-            chosen_for = membership_of_path(seen.confining or "")
-            is_by_sluid = its.sluid is not None and its.sluid == chosen_for.sluid
-            is_chosen = is_by_sluid or chosen_for.job == its.job
+            member = membership(cgroups, root)
+            seen = Cgroups.of(pid, root)
+            is_confined = True
+            cpu_limit = None
+            if member.scheduler == SLURM:
+                chosen_for = membership_of_path(seen.confining or "")
+                is_by_sluid = member.sluid is not None and member.sluid == chosen_for.sluid
+                is_confined = is_by_sluid or chosen_for.job == member.job
+            else:
+                cpu_limit = seen.cpu_limit()
             self._groups[cgroups] = partial(
                 ProcessFacts,
                 cgroups=cgroups,
-                membership=its,
+                membership=member,
                 service=service(cgroups),
                 cpuset=seen.cpuset,
-                is_confined=its.scheduler != SLURM or is_chosen,
-                cpu_limit=None if its.scheduler == SLURM else seen.cpu_limit(),
+                is_confined=is_confined,
+                cpu_limit=cpu_limit,
             )
         return self._groups[cgroups]
 
@@ -153,14 +166,16 @@ class ProcessWalk:
 
 def one_process(pid: int) -> ProcessFacts | None:
     """Return the facts of a process, of no GPU in particular; None: it has ended."""
-    held, unlimited = GpuHolders((Holding(pid, ("", 0)),)), float("inf")
+    held = GpuHolders((Holding(pid, ("", 0)),))
+    unlimited = float("inf")
     return next(iter(ProcessWalk(held, unlimited, ProcessTable(), family=unlimited)), None)
 
 
 def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
     """Return the ticks of each thread since it was read `before`; None: since it began."""
-    threads = before.threads if before else ()
-    then = {(thread.tid, thread.start): thread.cpu_ticks for thread in threads}
+    then = {}
+    if before is not None:
+        then = {(thread.tid, thread.start): thread.cpu_ticks for thread in before.threads}
     return [
         max(0, thread.cpu_ticks - then.get((thread.tid, thread.start), 0))
         for thread in facts.threads
@@ -176,12 +191,14 @@ def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
 
     It waits for a lock of the process's memory.
     """
-    environ, main = environment_of(facts.pid, root) or {}, facts.threads[0].mask
-    ours, slices = frozenset[int](), list[CpuSet]()
+    environ = environment_of(facts.pid, root) or {}
+    main = facts.threads[0].mask
+    ours: CpuSet = frozenset()
+    slices: list[CpuSet] = []
     with suppress(ValueError):
         ours = parse_list(environ.get("AFFINITYD_CPULIST", ""))
     with suppress(ValueError):
-        slices = [*map(parse_mask, environ.get("SLURM_CPU_BIND_LIST", "").split(","))]
+        slices = [parse_mask(mask) for mask in environ.get("SLURM_CPU_BIND_LIST", "").split(",")]
     moved = [thread for thread in facts.threads[1:] if thread.mask != main]
     if moved:
         return _owner_of_threads(facts, moved, root)
@@ -192,8 +209,9 @@ def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
     if ours:
         return f"unknown (affinityd gave it CPUs {format_list(ours)})"
     is_whole = facts.cpuset is None or main >= facts.cpuset
-    is_slurms = is_whole and facts.membership.scheduler == SLURM
-    return "Slurm (the cpuset of its job)" if is_slurms else None
+    if is_whole and facts.membership.scheduler == SLURM:
+        return "Slurm (the cpuset of its job)"
+    return None
 
 
 def _owner_of_threads(facts: ProcessFacts, moved: Sequence[Thread], root: str) -> str:

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from itertools import chain
 
 from affinityd.audit.model import (
     KUBERNETES,
@@ -78,12 +77,17 @@ def membership(cgroup_text: str, root: str = "/") -> Membership:
     The first line with a job counts: in a hybrid hierarchy some lines have none. The number of a
     job that goes by its SLUID is read from a slurmstepd's title; else the SLUID names the job.
     """
-    found = [membership_of_path(path) for _, path in hierarchies(cgroup_text)]
-    in_a_container = next((it for it in found if it.container), Membership())
-    its = next((it for it in found if it.job or it.sluid), in_a_container)
-    if its.sluid is None:
-        return its
-    return replace(its, job=Job(SLURM, _number(cgroup_text, its.sluid, root) or its.sluid))
+    in_container = Membership()
+    for _, path in hierarchies(cgroup_text):
+        member = membership_of_path(path)
+        if member.sluid is not None:
+            number = _number(cgroup_text, member.sluid, root)
+            return replace(member, job=Job(SLURM, number or member.sluid))
+        if member.job is not None:
+            return member
+        if in_container.container is None:
+            in_container = member
+    return in_container
 
 
 def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
@@ -93,26 +97,29 @@ def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
     """
     proc = f"{root.rstrip('/')}/proc"
     for folder in Cgroups(cgroup_text, root).folders("cgroup2", ""):
-        steps = listed(folder) if folder.endswith(f"/{sluid}") else ()
-        pids = (text(f"{folder}/{step}/slurm/cgroup.procs").split() for step in steps)
-        for pid in map(int, chain.from_iterable(pids)):
-            # Its uid first: to read a title may wait for a lock of the process's memory.
-            title = _title(title_of(pid, proc)) if uid_of(pid, proc) == ROOT else None
-            if title:
-                return title[1]
+        if not folder.endswith(f"/{sluid}"):
+            continue
+        for step in listed(folder):
+            for pid in map(int, text(f"{folder}/{step}/slurm/cgroup.procs").split()):
+                # Its uid first: to read a title may wait for a lock of the process's memory.
+                if uid_of(pid, proc) == ROOT and (title := _title(title_of(pid, proc))):
+                    return title[1]
     return None
 
 
 def service(cgroup_text: str) -> str | None:
     """Return systemd's service of a process, by its /proc/PID/cgroup; None: it is of none."""
-    parts = (part for line in cgroup_text.split("\n") for part in line.split("/"))
-    return next((part for part in parts if part.endswith(".service")), None)
+    for part in cgroup_text.replace("\n", "/").split("/"):
+        if part.endswith(".service"):
+            return part
+    return None
 
 
 def membership_of_path(path: str) -> Membership:
     """Return the job and container that one path names."""
     path = f"{path}/"
-    beside, users = _beside(path), _users(path)
+    beside = _beside(path)
+    users = _users(path)
     of_root = path[: users.start() + 1] if users else path
     if slurm := _slurm(of_root):
         return Membership(
@@ -146,7 +153,8 @@ def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[
     It and all between are of the holder's process group: a session's shell is not. It is above no
     holder of other GPUs, and most of its children lead to holders, not to ranks without a GPU yet.
     """
-    holders = [it for it in processes if it.facts.holding is not None and it.facts.threads]
+    living = [process for process in processes if process.facts.threads]
+    holders = [process for process in living if process.facts.holding is not None]
     if not any(holder.is_mismatch for holder in holders):
         return {}
     kin_of = cache(partial(_kin, proc=proc))
@@ -155,19 +163,23 @@ def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[
     for holder in holders:
         pid = holder.facts.pid
         for _ in range(MOST_ABOVE):
-            below, pid = pid, kin_of(pid)[0]
-            gpus_below[pid].add(frozenset(holder.facts.gpus))
-            leading[pid].add(below)
+            parent, _ = kin_of(pid)
+            gpus_below[parent].add(frozenset(holder.facts.gpus))
+            leading[parent].add(pid)
+            pid = parent
     tops = {}
     for holder in holders:
+        if not holder.is_mismatch:
+            continue
         pid = holder.facts.pid
-        for _ in range(MOST_ABOVE if holder.is_mismatch else 0):
-            below, pid = pid, kin_of(pid)[0]
-            is_one_program = kin_of(pid)[1] == kin_of(below)[1]
-            has_others = len(children_of(pid, proc)) > 2 * len(leading[pid])
-            if not is_one_program or len(gpus_below[pid]) > 1 or has_others:
+        for _ in range(MOST_ABOVE):
+            parent, traits = kin_of(pid)
+            if kin_of(parent)[1] != traits or len(gpus_below[parent]) > 1:
                 break
-            tops[holder.facts.pid] = pid
+            if len(children_of(parent, proc)) > 2 * len(leading[parent]):
+                break
+            tops[holder.facts.pid] = parent
+            pid = parent
     return tops
 
 
@@ -176,9 +188,11 @@ def _kin(pid: int, proc: str) -> tuple[int, tuple[object, ...]]:
 
     One that has ended, and a container's init, are like no other.
     """
-    stat, is_init = stat_of(pid, proc), status_of(pid, "NSpid", proc).split()[-1:] == [f"{INIT}"]
-    if stat is None or is_init:
-        return stat.parent if stat else 0, (pid,)
+    stat = stat_of(pid, proc)
+    if stat is None:
+        return 0, (pid,)
+    if status_of(pid, "NSpid", proc).split()[-1:] == [str(INIT)]:
+        return stat.parent, (pid,)
     return stat.parent, (stat.group, uid_of(pid, proc), mask_of(pid))
 
 
@@ -196,10 +210,11 @@ def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
         return "its main thread has ended, and other threads still run"
     job = facts.membership.job
     if job is not None and job.scheduler == SLURM:
-        is_over = not owners.has_step(facts, job)
-        return f"Slurm job {job.id} has ended: it has no slurmstepd any more" if is_over else None
-    is_kept = job or facts.membership.container or facts.service or facts.parent != INIT
-    return None if is_kept else owners.why_not(facts.uid)
+        why = f"Slurm job {job.id} has ended: it has no slurmstepd any more"
+        return None if owners.has_step(facts, job) else why
+    if job or facts.membership.container or facts.service or facts.parent != INIT:
+        return None
+    return owners.why_not(facts.uid)
 
 
 def is_zombie(facts: ProcessFacts) -> bool:
@@ -209,8 +224,17 @@ def is_zombie(facts: ProcessFacts) -> bool:
 
 def missing_process(holding: Holding) -> AuditedProcess:
     """Return the judgment of a process that is not in /proc."""
-    pid, gpu = holding.pid, holding.gpu  # neither its name, owner, start nor parent is known
-    facts = ProcessFacts(pid, "?", None, 0, 0, GONE, gpu, holding, beside=holding.beside)
+    facts = ProcessFacts(
+        holding.pid,
+        "?",  # neither its name, owner, start nor parent is known
+        None,
+        0,
+        0,
+        GONE,
+        holding.gpu,
+        holding,
+        beside=holding.beside,
+    )
     return AuditedProcess(facts, UNKNOWN, threads=(), orphan=NOT_THERE)
 
 
@@ -234,12 +258,13 @@ class ProcessOwners:
         """Return the GPUs of running jobs, each with its job, by the notes of slurm/prolog.sh."""
         keys = {f"{gpu.index}": gpu.key for gpu in topology.gpus if gpu.vendor == topology.vendor}
         notes = f"{self._processes.proc.removesuffix('proc')}run/affinityd-jobs"
-        found: dict[GpuKey, str] = {}
+        job_of: dict[GpuKey, str] = {}
         for number in listed(notes):
             if Job(SLURM, number) in self._jobs:
-                indices = text(f"{notes}/{number}").removeprefix("gpus=").split(",")
-                found |= {keys[index]: f"slurm {number}" for index in indices if index in keys}
-        return found
+                for index in text(f"{notes}/{number}").removeprefix("gpus=").split(","):
+                    if index in keys:
+                        job_of[keys[index]] = f"slurm {number}"
+        return job_of
 
     def why_not(self, uid: int | None) -> str | None:
         """Return why a process of a user has no owner; None: it has one, or none is known."""
@@ -254,23 +279,32 @@ class ProcessOwners:
 
     def _programs_of_root(self, name: str) -> frozenset[int]:
         """Return the pids of root's programs of a name: any user may give one that name."""
-        living = (stat for stat in self._processes.by_pid.values() if not stat.is_zombie)
-        named = (stat.number for stat in living if stat.name == name)
-        return frozenset(pid for pid in named if uid_of(pid, self._processes.proc) == ROOT)
+        pids = set()
+        for pid, stat in self._processes.by_pid.items():
+            is_named = stat.name == name and not stat.is_zombie
+            if is_named and uid_of(pid, self._processes.proc) == ROOT:
+                pids.add(pid)
+        return frozenset(pids)
 
     @cached_property
     def _jobs(self) -> frozenset[Job]:
         """The jobs in a slurmstepd's cgroup path or title: `slurmstepd: [7.batch]`."""
         proc = self._processes.proc
         root = proc.removesuffix("proc")
-        cgroups = (membership(cgroups_of(pid, proc), root).job for pid in self._of_root(STEPD))
-        titles = (title_of(pid, proc).rpartition("[")[2] for pid in self._of_root(STEPD))
-        of_titles = (Job(SLURM, title.partition(".")[0]) for title in titles)
-        return frozenset((*(job for job in cgroups if job is not None), *of_titles))
+        jobs = set()
+        for pid in self._of_root(STEPD):
+            job = membership(cgroups_of(pid, proc), root).job
+            if job is not None:
+                jobs.add(job)
+            _, _, title = title_of(pid, proc).rpartition("[")
+            jobs.add(Job(SLURM, title.partition(".")[0]))
+        return frozenset(jobs)
 
     @cached_property
     def _users(self) -> Collection[int | None]:
         """The uids of the processes that a slurmstepd has started."""
-        by_pid, proc = self._processes.by_pid, self._processes.proc
-        started = (stat for stat in by_pid.values() if stat.parent in self._of_root(STEPD))
-        return {uid_of(stat.number, proc) for stat in started if not stat.is_zombie}
+        uids = set()
+        for pid, stat in self._processes.by_pid.items():
+            if stat.parent in self._of_root(STEPD) and not stat.is_zombie:
+                uids.add(uid_of(pid, self._processes.proc))
+        return uids

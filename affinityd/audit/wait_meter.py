@@ -61,15 +61,19 @@ class Other:
         cgroups = cgroups_of(stat.number, proc)
         tids = thread_ids(stat.number, proc)[:MOST_MASKS]
         # Threads that OpenMP has bound have a CPU each: the main thread's is but one of them.
-        mask = frozenset().union(*{mask for tid in tids if (mask := mask_of(tid)) is not None})
-        unit, owner = service(cgroups), membership(cgroups, proc.removesuffix("proc")).owner
+        mask: set[int] = set()
+        for tid in tids:
+            mask.update(mask_of(tid) or ())
+        owner = membership(cgroups, proc.removesuffix("proc")).owner
+        unit = service(cgroups)
         if unit is not None and unit.startswith("user@"):  # it runs a user's own processes
             unit = None
-        return cls(stat, ran, mask, uid_of(stat.number, proc), owner, unit)
+        return cls(stat, ran, frozenset(mask), uid_of(stat.number, proc), owner, unit)
 
     def kind(self, process: ProcessFacts) -> str:
         """Return its kind to a process: of one job or container; if there is none, session."""
-        stat, owner = self.stat, process.membership.owner
+        stat = self.stat
+        owner = process.membership.owner
         is_same = owner is not None and owner == self.owner
         if owner is None and self.owner is None:
             is_same = stat.session == process.session or stat.parent == process.pid
@@ -86,14 +90,19 @@ class Other:
 
 def runners_beside(process: ProcessFacts, cpus: CpuSet, others: Iterable[Other]) -> list[Runner]:
     """Return the processes that ran on some CPUs of a process, those that ran longest first."""
-    found = []
+    runners = []
     for other in others:
-        stat, shared = other.stat, cpus & other.mask
+        stat = other.stat
+        shared = cpus & other.mask
         if shared and stat.number != process.pid:
-            part = other.ran * len(shared) / len(other.mask)
+            ran_there = other.ran * len(shared) / len(other.mask)
             owner = other.owner or other.service
-            found.append(Runner(other.kind(process), stat.number, stat.name, owner, part))
-    return sorted(found, key=lambda runner: (-runner.ran, runner.pid))
+            runners.append(Runner(other.kind(process), stat.number, stat.name, owner, ran_there))
+    return sorted(runners, key=_longest_first)
+
+
+def _longest_first(runner: Runner) -> tuple[float, int]:
+    return -runner.ran, runner.pid
 
 
 @dataclass(frozen=True)
@@ -133,73 +142,96 @@ class WaitMeter:
 
         Those of a new process are not known, nor where the kernel does not count.
         """
-        before, look = self._before, self._counters(waiters, processes, now)
+        before = self._before
+        look = self._counters(waiters, processes, now)
         self._before = look
         if before is None or now <= before.time:
             self._looks = dict.fromkeys(look.processes, look)
             return {}
         looks = self._looks
-        kept = {name: its for name, its in looks.items() if now - its.time < REMEMBERED}
-        self._looks = kept | dict.fromkeys(look.processes, look)
-        others, waits = self._others(before, look, processes), {}
+        self._looks = {
+            name: last for name, last in looks.items() if now - last.time < REMEMBERED
+        } | dict.fromkeys(look.processes, look)
+        others = self._others(before, look, processes)
+        waits_of = {}
+        self._reads_others = self._names_others
         for waiter in waiters:
-            name = waiter.pid, waiter.start
-            since = looks.get(name, before)  # it may not have been seen for a while
-            seconds, times = now - since.time, self._thread_times(waiter, since, look)
-            if not times:
-                continue
-            waiter_before = since.processes.get(name)
-            ran = ticks_since(waiter, waiter_before)
-            waited = sum(time.waited for time in times.values())
-            limit, folder = self._limit(waiter, since, look)
-            waiting = {tid for tid, time in times.items() if time.waited > NOTABLE * seconds}
-            masks = [thread.mask for thread in waiter.threads if thread.tid in waiting]
-            cpus = frozenset[int]().union(*masks) or waiter.cpus
-            of_process = waiter.cpu_ticks - (waiter_before.cpu_ticks if waiter_before else 0)
-            has_short_lived = of_process > (1 + SHORT_LIVED_PART) * sum(ran) + LEAST_TICKS
-            both = cpus & since.stolen.keys() & look.stolen.keys()
-            waits[waiter.pid] = Waits(
-                seconds,
-                None if has_short_lived else waited,
-                sum(used for it, used in zip(waiter.threads, ran, strict=True) if it.mask <= cpus)
-                / TICKS,
-                cpus,
-                frozenset(look.stolen) - waiter.cpus,
-                limit.seconds,
-                limit.used_up / limit.periods if limit.periods else 0.0,
-                folder,
-                sum(max(0.0, look.stolen[cpu] - since.stolen[cpu]) for cpu in both),
-                runners_beside(waiter, cpus, others) if waited > NOTABLE * seconds else [],
-                times,
-                is_bound_to_one=len(cpus) == 1 < len(masks)
-                and cpus < (waiter.cpuset or waiter.cpus),
-            )
-        is_waiting = any((it.waited or 0.0) > NOTABLE * it.seconds for it in waits.values())
-        self._reads_others = self._names_others or is_waiting
-        return waits
+            since = looks.get((waiter.pid, waiter.start), before)  # not seen for a while
+            waits = self._waits(waiter, since, look, others)
+            if waits is not None:
+                waits_of[waiter.pid] = waits
+                if waits.waited is not None and waits.waited > NOTABLE * waits.seconds:
+                    self._reads_others = True
+        return waits_of
+
+    def _waits(
+        self, waiter: ProcessFacts, since: _Look, look: _Look, others: Sequence[Other]
+    ) -> Waits | None:
+        """Return how long a process waited between two looks; None: not known of any thread."""
+        seconds = look.time - since.time
+        times = self._thread_times(waiter, since, look)
+        if not times:
+            return None
+        waited = sum(time.waited for time in times.values())
+        waiting = {tid for tid, time in times.items() if time.waited > NOTABLE * seconds}
+        masks = [thread.mask for thread in waiter.threads if thread.tid in waiting]
+        cpus = frozenset[int]().union(*masks) or waiter.cpus
+        waiter_before = since.processes.get((waiter.pid, waiter.start))
+        ran = ticks_since(waiter, waiter_before)
+        ran_there = 0
+        for thread, ticks in zip(waiter.threads, ran, strict=True):
+            if thread.mask <= cpus:
+                ran_there += ticks
+        of_process = waiter.cpu_ticks
+        if waiter_before is not None:
+            of_process -= waiter_before.cpu_ticks
+        has_short_lived = of_process > (1 + SHORT_LIVED_PART) * sum(ran) + LEAST_TICKS
+        limit, folder = self._limit(waiter, since, look)
+        stolen = 0.0
+        for cpu in cpus & since.stolen.keys() & look.stolen.keys():
+            stolen += max(0.0, look.stolen[cpu] - since.stolen[cpu])
+        return Waits(
+            seconds,
+            None if has_short_lived else waited,
+            ran_there / TICKS,
+            cpus,
+            frozenset(look.stolen) - waiter.cpus,
+            limit.seconds,
+            limit.used_up / limit.periods if limit.periods else 0.0,
+            folder,
+            stolen,
+            runners_beside(waiter, cpus, others) if waited > NOTABLE * seconds else [],
+            times,
+            is_bound_to_one=len(cpus) == 1 < len(masks) and cpus < (waiter.cpuset or waiter.cpus),
+        )
 
     def _counters(
         self, waiters: Sequence[ProcessFacts], processes: ProcessTable, now: float
     ) -> _Look:
-        self._folders = {
-            groups: self._folders.get(groups) or limiting_folders(groups, self._root)
-            for groups in {waiter.cgroups for waiter in waiters}
-        }
-        folders = {folder for its in self._folders.values() for folder in its}
+        folders_of = {}
+        throttled = {}
+        for groups in {waiter.cgroups for waiter in waiters}:
+            folders = self._folders.get(groups) or limiting_folders(groups, self._root)
+            folders_of[groups] = folders
+            for folder in folders:
+                if folder not in throttled:
+                    throttled[folder] = throttling(folder) or Throttling()
+        self._folders = folders_of
         times: dict[_Name, ThreadTime] = {}
         for waiter in waiters:
             times |= self._times(waiter)
+        others = None
+        if self._reads_others:
+            others = {}
+            for stat in processes.by_pid.values():
+                others[stat.number, stat.start] = stat.cpu_ticks
         return _Look(
             time=now,
             stolen=stolen_times(self._proc),
             processes={(waiter.pid, waiter.start): waiter for waiter in waiters},
             times=times,
-            throttled={folder: throttling(folder) or Throttling() for folder in folders},
-            others=(
-                {(stat.number, stat.start): stat.cpu_ticks for stat in processes.by_pid.values()}
-                if self._reads_others
-                else None
-            ),
+            throttled=throttled,
+            others=others,
         )
 
     def _times(self, waiter: ProcessFacts) -> Mapping[_Name, ThreadTime]:
@@ -230,8 +262,9 @@ class WaitMeter:
             first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
             last = look.times.get(name)
             if first is not None and last is not None:
-                ran, waited = last.ran - first.ran, last.waited - first.waited
-                times[thread.tid] = ThreadTime(max(0.0, ran), max(0.0, waited))
+                ran = max(0.0, last.ran - first.ran)
+                waited = max(0.0, last.waited - first.waited)
+                times[thread.tid] = ThreadTime(ran, waited)
         return times
 
     def _limit(
@@ -258,13 +291,13 @@ class WaitMeter:
         if before.others is None or look.others is None:
             return []
         least = LEAST_PART * (look.time - before.time)
-        used = {
-            name: (ticks - before.others.get(name, 0)) / TICKS
-            for name, ticks in look.others.items()
-            if ticks > before.others.get(name, 0)
-        }
-        busiest = sorted((name for name in used if used[name] > least), key=lambda it: -used[it])
+        used = []
+        for (pid, start), ticks in look.others.items():
+            seconds = (ticks - before.others.get((pid, start), 0)) / TICKS
+            if seconds > least:
+                used.append((seconds, pid))
+        used.sort(reverse=True)
         return [
-            Other.of(processes.by_pid[pid], used[pid, start], self._proc)
-            for pid, start in busiest[:MOST_OTHERS]
+            Other.of(processes.by_pid[pid], seconds, self._proc)
+            for seconds, pid in used[:MOST_OTHERS]
         ]
