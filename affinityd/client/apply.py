@@ -21,16 +21,13 @@ from affinityd.text import count, one_line, quote
 if TYPE_CHECKING:  # it takes longer to import than Python to start, and few ranks have a policy
     from affinityd.linux.memory_policy import MemoryPolicy
 
-UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
+UNPINNED_BECAUSE = "AFFINITYD_UNPINNED"  #: why a process was not pinned
 LOCALITY = "AFFINITYD_LOCALITY"  #: of the pin
 #: Which libraries are told their NICs: the choice of the site or the user.
 NICS = f"{config.PREFIX}NICS"
 NO_LIBRARY = "none"
-#: Whether OMP_NUM_THREADS is set, where it is not: AUTO, or not.
-THREADS, AUTO = f"{config.PREFIX}THREADS", "auto"
 OMP_THREADS = "OMP_NUM_THREADS"
 EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
-CHOICE = {"choose", "gpus_per_rank"}  #: the parameters of a choice of GPUs
 UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
 
 
@@ -39,7 +36,8 @@ def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
 
     With parameters of a plan, `chosen`, it is planned anew, but GPUs are not chosen twice.
     """
-    is_kept = not chosen or (chosen.keys() <= CHOICE and GPUS in os.environ)
+    chooses_gpus = chosen.keys() <= {"choose", "gpus_per_rank"}
+    is_kept = not chosen or (chooses_gpus and GPUS in os.environ)
     if not is_kept or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
         return None
     mask = frozenset(os.sched_getaffinity(os.getpid()))
@@ -66,7 +64,7 @@ def apply_plan(
     if plan.locality == "unknown":
         raise ApplyError(UNKNOWN_PLACE)
     cpus = set_own_mask(plan.cpus)
-    os.environ.pop(UNPINNED, None)
+    os.environ.pop(UNPINNED_BECAUSE, None)
     task = environment.task_of(os.environ)
     if os.environ.get(PINNED_FOR) != task:
         os.environ.pop(GPUS, None)
@@ -94,7 +92,8 @@ def add_to_pin(
     None: the plan's nodes are left to the kernel. `variables` are AFFINITYD_*. Returns the policy
     as read back, and what was refused, a line each. Raises ApplyError for an unknown place.
     """
-    memory, lines = None, []
+    memory = None
+    lines = []
     if policy is not None:
         if plan.locality == "unknown":
             raise ApplyError(UNKNOWN_PLACE)
@@ -112,13 +111,15 @@ def add_to_pin(
 def export_unpinned(reason: str) -> None:
     """Tell children why this process is not pinned."""
     forget_other_pin()
-    os.environ[UNPINNED] = one_line(reason)
+    os.environ[UNPINNED_BECAUSE] = one_line(reason)
 
 
 def forget_other_pin() -> None:
     """Unset the variables of a pin that is not of this process, as of the shell that sent a job."""
     pinned = os.environ.get(CPULIST)
-    mask = None if pinned is None else mask_of(os.getpid())
+    if pinned is None:
+        return
+    mask = mask_of(os.getpid())
     if mask is not None and pinned != format_list(mask):
         for name in (CPULIST, ALLOWED, LOCALITY, GPUS, PINNED_FOR):
             os.environ.pop(name, None)
@@ -210,7 +211,8 @@ def export_nics(names: str, ports: Sequence[str], settings: Mapping[str, str]) -
     former = os.environ.get(EXPORTED_NICS, "").split(",")
     unset = []
     for library in libraries:
-        variable, near = NIC_VARIABLES[library], environment.nic_value(library, usable)
+        variable = NIC_VARIABLES[library]
+        near = environment.nic_value(library, usable)
         set_before = os.environ.get(variable)
         if set_before and set_before not in {near, environment.nic_value(library, former)}:
             yield f"{variable}={quote(set_before)} was set before, and stays"

@@ -33,18 +33,19 @@ T = TypeVar("T")
 
 TIMEOUT = 1.0  #: seconds that asking a daemon may take by default
 READING = 5  #: times as long may it take to read the machine without one
-
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 
 #: No process can listen there; None: a path that is too long for a socket, a host that is a name.
-ABSENT = (
-    *(errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED, errno.EACCES),
-    *(errno.EHOSTUNREACH, errno.ENETUNREACH, None),
-)
+ABSENT = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ECONNREFUSED,
+    errno.EACCES,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    None,
+}
 HTTP = "http://"
-#: Of every request; refusals come as a line of text.
-FIELDS = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"
-PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
 
 
 def find_plan(
@@ -105,7 +106,9 @@ def _end(start: float, timeout: float) -> float:
 
 def _late(timeout: float, trouble: str | None = None) -> ApplyError:
     line = f"no plan within {_end(0, timeout):g} s of the start; a larger timeout gives it longer"
-    return ApplyError(line if trouble is None else f"{line}; {trouble}")
+    if trouble is not None:
+        line += f"; {trouble}"
+    return ApplyError(line)
 
 
 def ask_plan(
@@ -196,7 +199,9 @@ def _connect_once(address: str, timeout: float) -> socket.socket:
 def get(connection: socket.socket, target: str, deadline: float, most: int = MAX_ANSWER) -> bytes:
     """Return all data of the server, little more than `most` bytes. Raises OSError, as connect."""
     connection.settimeout(_left(deadline))
-    connection.sendall(f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(), socket.MSG_NOSIGNAL)
+    # Refusals come as a line of text.
+    fields = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"
+    connection.sendall(f"GET {target} HTTP/1.1\r\n{fields}\r\n".encode(), socket.MSG_NOSIGNAL)
     answer = bytearray()
     while len(answer) <= most:
         connection.settimeout(_left(deadline))
@@ -233,4 +238,8 @@ def _left(deadline: float) -> float:
 def _percent_encoded(text: str) -> str:
     """Return a value as a query has it, RFC 3986."""
     data = text.encode(errors="surrogatepass")  # what is not text the daemon refuses
-    return "".join(chr(byte) if byte in PLAIN else f"%{byte:02X}" for byte in data)
+    plain = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:"
+    encoded = ""
+    for byte in data:
+        encoded += chr(byte) if byte in plain else f"%{byte:02X}"
+    return encoded

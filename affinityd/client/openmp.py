@@ -16,10 +16,7 @@ from affinityd.linux.cgroup import cpuset_of, mask_of
 from affinityd.linux.files import content
 from affinityd.request.environment import LAUNCHERS, LOCAL_RANK
 
-BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 RUNTIMES = ("libgomp", "libiomp5", "libomp")
-#: Libraries that start a thread for each CPU that they find.
-POOLS = (*RUNTIMES, "libopenblas", "libscipy_openblas", "libmkl_", "libblis")
 
 
 def library(*names: str) -> str | None:
@@ -37,7 +34,8 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
     If none did, that is the mask; else the CPUs of the parent that the cpuset allows. Raises
     ApplyError where a launcher may have bound the process: the parent has more CPUs then.
     """
-    variables = [f"{name}={environ[name]}" for name in BINDING_VARIABLES if environ.get(name)]
+    names = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+    variables = [f"{name}={environ[name]}" for name in names if environ.get(name)]
     is_off = environ.get("OMP_PROC_BIND", "").lower() == "false"
     if not variables or is_off or not library(*RUNTIMES):
         return mask
@@ -61,7 +59,11 @@ def pool_size(threads: int, cpus: int) -> int:
 
     libgomp says it. Else `threads`, those of this process, are a pool if there are as many as CPUs.
     """
-    size = threads if threads >= cpus and library(*POOLS) else 0
+    size = 0
+    # Libraries that start a thread for each CPU that they find.
+    pools = (*RUNTIMES, "libopenblas", "libscipy_openblas", "libmkl_", "libblis")
+    if threads >= cpus and library(*pools):
+        size = threads
     path = library("libgomp")
     if path is None:
         return size

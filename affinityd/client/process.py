@@ -30,20 +30,15 @@ from affinityd.text import quote
 if TYPE_CHECKING:
     from affinityd.linux.processes import Stat
 
-#: For which the environment of another process is waited for: a page fault may hold its lock.
-PARENT_SECONDS = 0.3
-MOST_WRAPPERS = 8  #: processes between a rank and its launcher, as shells
-
 #: GPUs' files, the first that there are: how `granted` names them, their paths below /dev without
 #: the number, and where several vendors have the same, those in /sys/class, and the PCI vendor.
-DEVICE_FILES = (
+GPU_DEVICE_FILES = (
     ("minor", "nvidia", None, None),
     ("davinci", "davinci", None, None),
     ("accel", "accel/accel", "accel/accel", b"0x1da3"),  # Habana's
     ("drm", "dri/renderD", "drm/renderD", b"0x1002"),  # AMD's
     ("drm", "dri/renderD", "drm/renderD", b"0x8086"),  # Intel's
 )
-MPS_FOLDER, MPS_DAEMON = "/tmp/nvidia-mps", "nvidia-cuda-mps-control"  # noqa: S108 - by default
 
 
 class ProcessContext:
@@ -148,8 +143,10 @@ class ProcessContext:
             limit &= self.cpuset or limit
         if self.is_bound(limit):
             return {environment.SLICE: format_list(limit), environment.ALLOWED: None}
-        of_launcher, _ = self.launcher if is_choice else (None, None)
-        is_unbound = of_launcher is not None and limit >= of_launcher
+        is_unbound = False
+        if is_choice:
+            of_launcher, _ = self.launcher
+            is_unbound = of_launcher is not None and limit >= of_launcher
         is_narrowed = is_choice and not is_unbound and not limit >= (self.cpuset or limit)
         narrowed = format_list(limit) if is_narrowed else None
         if environment.SLURM_JOB in environ and not is_pinned:
@@ -162,7 +159,8 @@ class ProcessContext:
         So it is if its launcher, which can be read, has others or none, and the lists of all ranks
         fit on the machine together. Slurm's is root's, and sets them for a task.
         """
-        rank, own = self.rank, self.environ or {}
+        rank = self.rank
+        own = self.environ or {}
         is_lone = rank is None or environment.is_alone(own, rank)
         if rank is None or is_lone or rank.variable == environment.SLURM_TASK:
             return
@@ -218,7 +216,7 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
     """
     of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
     pid = parent
-    for _ in range(MOST_WRAPPERS):
+    for _ in range(8):  # at most so many processes, as shells, are between
         above = _read_soon(pid)
         if above is None or of_rank.isdisjoint(above.items()):
             return pid, above
@@ -230,7 +228,7 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
 def _read_soon(pid: int) -> Mapping[str, str] | None:
     """Return the environment of another process; None if it cannot be read in time."""
     try:
-        return in_time(lambda: environment_of(pid), PARENT_SECONDS)
+        return in_time(lambda: environment_of(pid), 0.3)  # a page fault may hold its lock
     except TimeoutError:
         return None
 
@@ -244,12 +242,12 @@ def _devices(dev: str = "/dev") -> str | None:
 
 
 def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
-    """Return the request's `granted`, by DEVICE_FILES; None if no device files show it.
+    """Return the request's `granted`, by GPU_DEVICE_FILES; None if no device files show it.
 
     access(2) honors the device cgroup and opens nothing. NVIDIA's files of which none may be opened
     are "none"; others may also be closed to a user that is in no group of theirs. Raises OSError.
     """
-    for kind, files, of_class, vendor in DEVICE_FILES:
+    for kind, files, of_class, vendor in GPU_DEVICE_FILES:
         folder, _, prefix = f"{dev}/{files}".rpartition("/")
         numbers = numbered(folder, prefix, FAILING)
         usable = [number for number in numbers if may_open(f"{dev}/{files}{number}")]
@@ -285,17 +283,21 @@ def mps_daemon(
 
     It is root's, whose list other users do not know, or the user's own.
     """
-    folder = root + (environ.get(environment.MPS_PIPE) or MPS_FOLDER)
+    name = "nvidia-cuda-mps-control"
+    folder = root + (environ.get(environment.MPS_PIPE) or "/tmp/nvidia-mps")  # noqa: S108
     control = _status(f"{folder}/control")
     if control is None or not stat.S_ISSOCK(control.st_mode) or control.st_uid not in {0, user}:
         return None
-    pid = environment.number(text(f"{folder}/{MPS_DAEMON}.pid"))
-    name = "" if pid is None else text(f"/proc/{pid}/comm")  # its first 15 characters
-    is_daemon = name != "" and MPS_DAEMON.startswith(name)
-    owner = _status(f"/proc/{pid}") if is_daemon else None
-    is_owners = owner is not None and owner.st_uid == control.st_uid
-    of_daemon = _read_soon(pid) if pid and is_owners else None
-    return {environment.CUDA: environment.MPS_UNKNOWN} if of_daemon is None else of_daemon
+    unknown = {environment.CUDA: environment.MPS_UNKNOWN}
+    pid = environment.number(text(f"{folder}/{name}.pid"))
+    comm = text(f"/proc/{pid or 0}/comm")  # its first 15 characters
+    if not pid or not comm or not name.startswith(comm):
+        return unknown
+    owner = _status(f"/proc/{pid}")
+    if owner is None or owner.st_uid != control.st_uid:
+        return unknown
+    environ_of_daemon = _read_soon(pid)
+    return unknown if environ_of_daemon is None else environ_of_daemon
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -12,6 +12,7 @@ UCCL their pages on environment variables.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 
 from affinityd.config import CHOOSE_GPU, CPUS, GPU_ORDER, PARAMETER_VARIABLES, YES
 from affinityd.cpuset import CpuSet, parse_list
@@ -21,15 +22,19 @@ from affinityd.text import quote, whole_number
 Environment = Mapping[str, str]
 Pairs = Sequence[tuple[str, str]]  #: a query: names and values of parameters
 
-CUDA, ASCEND = "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"
-ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-ZE_MASK, ZE_HIERARCHY = "ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"
-DEVICE_ORDER, BUS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+CUDA = "CUDA_VISIBLE_DEVICES"
+ASCEND = "ASCEND_RT_VISIBLE_DEVICES"
+ROCR = "ROCR_VISIBLE_DEVICES"
+HIP = "HIP_VISIBLE_DEVICES"
+ZE_MASK = "ZE_AFFINITY_MASK"
+ZE_HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
+DEVICE_ORDER = "CUDA_DEVICE_ORDER"
+BUS_ORDER = "PCI_BUS_ID"
 #: Each vendor's visible-device variables. ROCR's filters first; HIP's indexes the rest.
 VISIBLE = {"nvidia": (CUDA,), "amd": (ROCR, HIP), "huawei": (ASCEND,), "8086": (ZE_MASK,)}
-VISIBLE_NAMES = tuple(name for names in VISIBLE.values() for name in names)
-#: The folder of the MPS daemon, for its clients; its own CUDA_VISIBLE_DEVICES, as commands read it.
-MPS_PIPE, MPS_LIST = "CUDA_MPS_PIPE_DIRECTORY", "AFFINITYD_MPS_DEVICES"
+VISIBLE_NAMES = tuple(chain.from_iterable(VISIBLE.values()))
+MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"  #: the folder of the MPS daemon, for its clients
+MPS_LIST = "AFFINITYD_MPS_DEVICES"  #: its own CUDA_VISIBLE_DEVICES, as commands read it
 MPS_UNKNOWN = "unknown"  #: the daemon is another user's
 #: Vendors' variables that choose devices in an order that affinityd does not know, if by number.
 RENUMBERING = {"1da3": "HABANA_VISIBLE_MODULES", "8086": "ONEAPI_DEVICE_SELECTOR"}
@@ -37,12 +42,12 @@ RENUMBERING = {"1da3": "HABANA_VISIBLE_MODULES", "8086": "ONEAPI_DEVICE_SELECTOR
 OF_PLAN = (CPUS, CHOOSE_GPU, GPU_ORDER)
 
 ENV = "env"  #: the parameter that carries a variable as NAME=VALUE
-MOST = 2**32 - 1  #: that Slurm and launchers write
 MAX_ENTRIES = 256  #: ranks, or GPUs, on a node
-SLURM_JOB, SLURM_TASK, FLUX_TASK = "SLURM_JOB_ID", "SLURM_LOCALID", "FLUX_TASK_LOCAL_ID"
+SLURM_JOB = "SLURM_JOB_ID"
+SLURM_TASK = "SLURM_LOCALID"
+FLUX_TASK = "FLUX_TASK_LOCAL_ID"
 FLUX_NODES = "FLUX_JOB_NNODES"
 LOCAL_RANK = "LOCAL_RANK"
-NO_RANK = "-1"  #: trainers' word for it
 #: Launchers: the variable of the local rank, and those of their number. The nearest to
 #: the process comes first: torchrun runs under srun, and mpirun's ranks inherit srun's variables.
 LAUNCHERS = {
@@ -57,8 +62,6 @@ LAUNCHERS = {
     FLUX_TASK: ("FLUX_JOB_SIZE",),
     SLURM_TASK: (),
 }
-#: Those of MPI, of which none is always the nearer.
-MPI_LAUNCHERS = tuple(LAUNCHERS)[1:-2]
 #: How launchers, by the variable of the rank, are told not to bind it.
 UNBINDING = {
     "LOCAL_RANK": "torchrun without --numa-binding, deepspeed without --bind_cores_to_rank",
@@ -90,7 +93,7 @@ OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY, *RENUMBERING.value
 #: The variables about a process's task, which commands send to the daemon.
 SENT = (
     *LAUNCHERS,
-    *dict.fromkeys(name for names in LAUNCHERS.values() for name in names),  # two share one
+    *dict.fromkeys(chain.from_iterable(LAUNCHERS.values())),  # two share one
     *(FLUX_NODES, SLURM_JOB, "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_GTIDS", "SLURM_JOB_GPUS"),
     *("SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
@@ -125,8 +128,6 @@ NIC_VARIABLES = {
     "uccl": "UCCL_P2P_RDMA_DEV",
     "nccl": "NCCL_IB_HCA",
 }
-#: Those that do not choose near devices by themselves; NCCL does.
-UNASKED = ("ucx", "nvshmem", "uccl")
 
 
 class Rank:
@@ -178,7 +179,9 @@ def local_rank(environ: Environment) -> Rank | None:
     of_several = [rank for rank in ranks if (rank.size or 0) > 1]
     if nearest.size == 1 and of_several and not of_torchrun:
         nearest = of_several[0]
-    among = [rank for rank in ranks if rank.variable in MPI_LAUNCHERS and rank.size != 1]
+    # Those of MPI, of which none is always the nearer.
+    no_mpi = (LOCAL_RANK, FLUX_TASK, SLURM_TASK)
+    among = [rank for rank in ranks if rank.variable not in no_mpi and rank.size != 1]
     for rank in among[1:]:
         sizes = {rank.size, among[0].size} - {None}
         if rank.number != among[0].number or len(sizes) > 1:
@@ -214,7 +217,7 @@ def variables_of_rank(environ: Environment) -> tuple[str, ...]:
 
 def number(text: str | None) -> int | None:
     """Return the number in a variable; None for any other text."""
-    return whole_number(text, MOST)
+    return whole_number(text, 2**32 - 1)  # the most that Slurm and launchers write
 
 
 def _ranks(environ: Environment) -> Iterator[Rank]:
@@ -240,8 +243,8 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
 
 def _count(environ: Environment, name: str) -> int | None:
     """Return a launcher's number; None: it gave none. Raises InvalidRequestError."""
-    value = environ.get(name) or NO_RANK
-    if value == NO_RANK:
+    value = environ.get(name)
+    if not value or value == "-1":  # trainers' word for no rank
         return None
     count = number(value)
     if count is None:
@@ -293,8 +296,11 @@ def job_cpus(environ: Environment) -> int | None:
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
     """Return a process's mask, or, if affinityd set that, the CPUs that it was planned on."""
-    pinned, allowed = read_cpus(environ, CPULIST), read_cpus(environ, ALLOWED)
-    return allowed if pinned == mask and pinned <= allowed else mask
+    pinned = read_cpus(environ, CPULIST)
+    allowed = read_cpus(environ, ALLOWED)
+    if pinned == mask and pinned <= allowed:
+        return allowed
+    return mask
 
 
 def read_cpus(environ: Environment, name: str) -> CpuSet:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from affinityd.config import ON
 from affinityd.cpuset import CpuSet, format_list, format_mask
-from affinityd.request.environment import JOB_GPUS, NIC_VARIABLES, UNASKED, nic_value
+from affinityd.request.environment import JOB_GPUS, NIC_VARIABLES, nic_value
 from affinityd.request.process_plan import FIELDS
 from affinityd.request.resolve import Reply, process_plan
 
@@ -34,30 +34,43 @@ def _shell(reply: Reply) -> Iterator[str]:
 
 
 def _nics(reply: Reply) -> Iterator[str]:
-    for library in UNASKED if reply.rdma else ():
+    if not reply.rdma:
+        return
+    for library in ("ucx", "nvshmem", "uccl"):  # NCCL chooses near devices by itself
         yield f"{NIC_VARIABLES[library]}={nic_value(library, reply.rdma)}"
 
 
 def _map_gpu(reply: Reply) -> Iterator[str]:
     gpus: dict[int, list[str]] = {}
     for place, rank in enumerate(reply.plan.ranks):
-        name = reply.entries[place] if reply.request.choose else f"{rank.gpu.index}"
+        name = f"{rank.gpu.index}"
+        if reply.request.choose:
+            name = reply.entries[place]
         gpus.setdefault(rank.rank, []).append(name)
-    if all(len(own) == 1 for own in gpus.values()):
-        yield f"--gpu-bind=map_gpu:{','.join(own[0] for own in gpus.values())}"
+    if all(len(names) == 1 for names in gpus.values()):
+        yield f"--gpu-bind=map_gpu:{','.join(names[0] for names in gpus.values())}"
     else:
-        yield f"--gpu-bind=mask_gpu:{','.join(format_mask(map(int, own)) for own in gpus.values())}"
+        masks = [format_mask(map(int, names)) for names in gpus.values()]
+        yield f"--gpu-bind=mask_gpu:{','.join(masks)}"
 
 
 def _each(write: Callable[[CpuSet], str]) -> Callable[[Reply], Iterator[str]]:
-    return lambda reply: (write(rank.cpus) for rank in reply.ranks)
+    def write_each(reply: Reply) -> Iterator[str]:
+        for rank in reply.ranks:
+            yield write(rank.cpus)
+
+    return write_each
+
+
+def _numactl(cpus: CpuSet) -> str:
+    return f"--physcpubind={format_list(cpus)} --localalloc"
 
 
 _WRITERS: dict[str, Callable[[Reply], Iterator[str]]] = {
     "json": _json,
     "cpulist": _each(format_list),
     "mask": _each(format_mask),
-    "numactl": _each(lambda cpus: f"--physcpubind={format_list(cpus)} --localalloc"),
+    "numactl": _each(_numactl),
     "shell": _shell,
     "nics": _nics,
     "map_gpu": _map_gpu,

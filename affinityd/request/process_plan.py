@@ -13,8 +13,6 @@ from affinityd.errors import AffinityError
 from affinityd.request.environment import ALLOWED, CPULIST, GPUS, VISIBLE_NAMES
 from affinityd.text import quote
 
-LOCALITIES = ("local", "mixed", "remote", "unknown")
-
 
 class ProcessPlan:
     """A process's plan, as a daemon answered it, or as it was made here."""
@@ -60,16 +58,15 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], object], Callable[..., str]]] = 
     "near": ("AFFINITYD_NEAR", parse_list, format_list),
     "warning_codes": ("AFFINITYD_WARNINGS", _words, ",".join),
 }
-#: Those that daemons of all releases answer.
-REQUIRED = ("cpus", "allowed", "memory_nodes", "locality", "threads")
 
 
 def read_plan(text: str) -> ProcessPlan:
     """Read a plan of the format `shell`. Raises ValueError, one line, for a text that is none."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     plan = ProcessPlan(visible={name: values[name] for name in VISIBLE_NAMES if name in values})
+    required = {"cpus", "allowed", "memory_nodes", "locality", "threads"}  # in all releases
     for field, (variable, read, _) in FIELDS.items():
-        if field in REQUIRED and variable not in values:
+        if field in required and variable not in values:
             raise ValueError(f"a plan without {variable!r}")
         try:
             if variable in values:
@@ -80,6 +77,6 @@ def read_plan(text: str) -> ProcessPlan:
         raise ValueError(f"a plan for {quote(values[CPULIST])}")
     if plan.threads < 1:
         raise ValueError(f"{plan.threads} threads")
-    if plan.locality not in LOCALITIES:
+    if plan.locality not in {"local", "mixed", "remote", "unknown"}:
         raise ValueError(f"locality {quote(plan.locality)}")
     return plan

@@ -43,12 +43,11 @@ from affinityd.text import one_line, quote
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import near_nodes
 
-#: Words of AFFINITYD_GPU_ORDER: neighbors share a GPU; nothing is assumed.
-BLOCK, UNKNOWN_ORDER = "block", "unknown"
+#: Words of AFFINITYD_GPU_ORDER
+BLOCK = "block"  #: neighbors share a GPU
+UNKNOWN_ORDER = "unknown"  #: nothing is assumed
 MOST_SHOWN = 20  #: characters of a binding, in a message
 FILE = r"(minor|drm|davinci|accel):[0-9]{1,9}"  #: a device file
-#: The vendors of granted GPUs, by their names; of others any vendor's variables count.
-VENDORS = {"minor": ("nvidia",), "drm": ("amd", "8086"), "davinci": ("huawei",)}
 AMBIGUOUS = "ambiguous_index"
 BY_UUID = "name the GPU by its UUID"
 
@@ -181,7 +180,8 @@ def visible_lists(environ: Environment) -> tuple[tuple[str, str], ...]:
 
 def _vendors_of(task: Task) -> tuple[str, ...]:
     """Return the vendors of granted files; (): any."""
-    return VENDORS.get((task.granted or "").partition(":")[0], ())
+    vendors = {"minor": ("nvidia",), "drm": ("amd", "8086"), "davinci": ("huawei",)}
+    return vendors.get((task.granted or "").partition(":")[0], ())
 
 
 def choose_visible(topology: Topology, task: Task) -> Task:

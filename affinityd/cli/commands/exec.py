@@ -30,16 +30,16 @@ from affinityd.text import one_line, quote
 
 NAME = "affinityd exec"
 #: As env(1) and timeout(1) have it; the first: the command was not tried.
-FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
+FAILED = 125
+CANNOT_RUN = 126
+NOT_FOUND = 127
 
 #: Parameters of a plan that launchers and schedulers set, and the help leaves out.
 HIDDEN = (
     *("ranks", "job", "cpuset", "cpus", "visible", "granted", "gpus_per_rank", "share"),
     *("scope", "multithreading", "min_physical_cores", "max_physical_cores"),
 )
-#: The parameters of a plan that it takes.
-PARAMETERS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDDEN)
-OWN = f"{config.PREFIX}OWN"  #: of 0.2
+PLAN_OPTIONS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDDEN)
 #: How exec goes with launchers: behind them, since it pins the ranks.
 ORDERS = {
     "torchrun": "torchrun … --no-python affinityd exec -- python -u train.py",
@@ -50,7 +50,6 @@ ORDERS = {
     "mpiexec": "mpiexec … affinityd exec -- COMMAND",
     "srun": "srun … affinityd exec -- COMMAND",
 }
-LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
 
 
 class _Parser(argparse.ArgumentParser):
@@ -129,8 +128,11 @@ def main(argv: Sequence[str]) -> int:
         return become(command)
     # However wrong the other options are.
     is_closed = any(word.partition("=")[0] == "--fail-closed" for word in words)
-    say(f"{NAME}: {trouble}; the command {'was not started' if is_closed else 'runs unpinned'}")
-    return FAILED if is_closed else become(command)
+    if is_closed:
+        say(f"{NAME}: {trouble}; the command was not started")
+        return FAILED
+    say(f"{NAME}: {trouble}; the command runs unpinned")
+    return become(command)
 
 
 def _trouble(words: Sequence[str], command: Sequence[str], start: float) -> str | None:
@@ -173,8 +175,12 @@ def _plan(
 
 def _named(options: argparse.Namespace) -> dict[str, str]:
     """Return the parameters of a plan among the options."""
-    texts = {name: getattr(options, name) for name in PARAMETERS}
-    return {name: text for name, text in texts.items() if text is not None}
+    texts: dict[str, str] = {}
+    for name in PLAN_OPTIONS:
+        text = getattr(options, name)
+        if text is not None:
+            texts[name] = text
+    return texts
 
 
 def _launcher_of(command: Sequence[str]) -> str | None:
@@ -224,13 +230,14 @@ def _pin(options: argparse.Namespace, command: Sequence[str], start: float, swit
             f"{launcher} starts the ranks, and each may run near any of these GPUs; to run each "
             f"near its own: {ORDERS[launcher]}"
         )
-    if os.environ.get(OWN):
-        lines.append(f"{OWN} is removed, and ignored: {VARIABLES[OWN]}")
+    removed = "AFFINITYD_OWN"  # of 0.2
+    if os.environ.get(removed):
+        lines.append(f"{removed} is removed, and ignored: {VARIABLES[removed]}")
     if options.verbose:
         ports = os.environ.get(apply.EXPORTED_NICS) or "none"
         nics = [f"NICs for {libraries}: {ports}"] if libraries else []
         lines = [summary(plan, cpus, process, parameters), *nics, *lines]
-    sets_threads = options.threads or variables.get(apply.THREADS) == apply.AUTO
+    sets_threads = options.threads or variables.get("AFFINITYD_THREADS") == "auto"
     threads = plan.threads if sets_threads else None
     for line in (*lines, *apply.threads_to_start(cpus, process.cpu_limit, threads)):
         say(f"{NAME}: {line}")
@@ -264,10 +271,12 @@ def _keep(
 def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Split affinityd's options from the command. Raises InvalidRequestError without a command."""
     if argv and not argv[0].startswith("-"):
-        words, command = argv[:0], argv
+        words = argv[:0]
+        command = argv
     elif "--" in argv:
         place = argv.index("--")
-        words, command = argv[:place], argv[place + 1 :]
+        words = argv[:place]
+        command = argv[place + 1 :]
     else:
         raise InvalidRequestError("-- is missing before the command; write affinityd exec -- CMD …")
     if not command:
@@ -281,10 +290,9 @@ def seconds(text: str | None) -> float:
         number = ask_daemon.TIMEOUT if text is None else float(text)
     except ValueError:
         number = 0.0
-    if not LEAST_TIMEOUT <= number <= MOST_TIMEOUT:
+    if not 0.001 <= number <= 3600:  # noqa: PLR2004
         raise InvalidRequestError(
-            f"timeout: {quote(text or '')} is not a number of seconds from {LEAST_TIMEOUT:g} to "
-            f"{MOST_TIMEOUT:g}"
+            f"timeout: {quote(text or '')} is not a number of seconds from 0.001 to 3600"
         )
     return number
 
@@ -305,7 +313,9 @@ def become(command: Sequence[str]) -> int:
     if error == errno.ENOEXEC:  # a script without #!, which is the shell's
         error = _execute("/bin/sh", ["sh", path, *arguments])
     say(f"{NAME}: {quote(program)} cannot be run: {os.strerror(error)}")
-    return NOT_FOUND if error == errno.ENOENT else CANNOT_RUN
+    if error == errno.ENOENT:
+        return NOT_FOUND
+    return CANNOT_RUN
 
 
 def _execute(path: str, words: list[str]) -> int:

@@ -56,7 +56,7 @@ def test_a_timeout_is_a_number_of_seconds(text: str) -> None:
 
 
 def test_the_help_has_what_people_type(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(PLAN_S) - set(PARAMETERS) == {"format", "nics", "observe", "whose"}
+    assert set(PLAN_S) - set(PLAN_OPTIONS) == {"format", "nics", "observe", "whose"}
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert "-v, --verbose" in printed
