@@ -39,7 +39,7 @@ HIDDEN = (
     *("ranks", "job", "cpuset", "cpus", "visible", "granted", "gpus_per_rank", "share"),
     *("scope", "multithreading", "min_physical_cores", "max_physical_cores"),
 )
-PLAN_OPTIONS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDDEN)
+EXEC_PARAMETERS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDDEN)
 #: How exec goes with launchers: behind them, since it pins the ranks.
 ORDERS = {
     "torchrun": "torchrun … --no-python affinityd exec -- python -u train.py",
@@ -176,7 +176,7 @@ def _plan(
 def _named(options: argparse.Namespace) -> dict[str, str]:
     """Return the parameters of a plan among the options."""
     texts: dict[str, str] = {}
-    for name in PLAN_OPTIONS:
+    for name in EXEC_PARAMETERS:
         text = getattr(options, name)
         if text is not None:
             texts[name] = text

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from affinityd.cli.commands.exec import PARAMETERS, main, parse, seconds, split
+from affinityd.cli.commands.exec import EXEC_PARAMETERS, main, parse, seconds, split
 from affinityd.errors import InvalidRequestError
 from affinityd.linux.memory_policy import POLICIES
 from affinityd.request.parameters import PARAMETERS as PLAN_S
@@ -56,7 +56,7 @@ def test_a_timeout_is_a_number_of_seconds(text: str) -> None:
 
 
 def test_the_help_has_what_people_type(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(PLAN_S) - set(PLAN_OPTIONS) == {"format", "nics", "observe", "whose"}
+    assert set(PLAN_S) - set(EXEC_PARAMETERS) == {"format", "nics", "observe", "whose"}
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert "-v, --verbose" in printed
