@@ -182,19 +182,22 @@ def _concerns(
 def _reasons(
     state: str, processes: Sequence[AuditedProcess], scan: Scan, remedies: Remedies
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield the processes of each user, job, cause and remedy in a sentence, and the remedy."""
+    """Yield the processes of each user, job and cause in a sentence, and the first one's remedy."""
 
-    def look(process: AuditedProcess) -> tuple[str | None, int | None, str | None, str | None]:
-        facts, cause, remedy = process.facts, process.cause, remedies.of(process)
+    def look(process: AuditedProcess) -> tuple[str | None, int | None, str | None]:
+        facts, cause = process.facts, process.cause
         if state == ORPHAN:
-            cause, remedy = f"orphan: {process.orphan}", remedies.end(process)
+            cause = f"orphan: {process.orphan}"
         elif state == WAITING:
-            waits = scan.waits[facts.pid]
-            cause = f"waits for CPUs, {waits.cause}"
-            remedy = wait_remedy(waits, facts.membership.scheduler)
-        return facts.owner, facts.uid, cause, remedy
+            cause = f"waits for CPUs, {scan.waits[facts.pid].cause}"
+        return facts.owner, facts.uid, cause
 
-    for (owner, uid, cause, remedy), (first, *others) in grouped(processes, look).items():
+    for (owner, uid, cause), (first, *others) in grouped(processes, look).items():
+        remedy = remedies.of(first)
+        if state == ORPHAN:
+            remedy = remedies.end(first)
+        elif state == WAITING:
+            remedy = wait_remedy(scan.waits[first.facts.pid], first.facts.membership.scheduler)
         more = f" and {len(others)} more" if others else ""
         job = f" of {owner}" if owner else ""
         user = "" if uid is None else f", user {scan.users.get(uid, uid)}"

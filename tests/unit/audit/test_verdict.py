@@ -72,6 +72,8 @@ def test_the_worst_comes_first(found: Scan, state: str | None, texts: list[str])
 
 JOB = Job("slurm", "7")
 OF_JOB = [process(pid, gpu, cause="mask", job=JOB) for pid, gpu in ((1, GPU0), (9, GPU1))]
+SIBLING = process(2, GPU0, cause="mask", job=JOB)
+ALIVE = "it may still compute: ask its user"
 GHOSTS = [process(pid, orphan="it is no more", job=JOB, uid=None) for pid in (1, 2, 3)]
 SILENT = {GPU0: "silent", GPU1: "silent"}
 WORKER = process(2, cause="mask")
@@ -86,7 +88,8 @@ RESET = reset_gpu(MACHINE.gpus[0].pci_bus_id)
     [
         (scan(*OF_JOB), [f"{OF_0}mask: … --gpus 0000:10:00.0 1", "GPU 1: process 9 (python) of"]),
         (scan(*WORKERS), ["GPU 0: process 2 (python) and 1 more, user 1000: mask: "]),
-        (scan(*GHOSTS), ["GPU 0: process 1 (python) and 2 more of slurm 7: orphan: it is no"]),
+        (scan(OF_JOB[0], SIBLING), ["GPU 0: process 1 (python) and 1 more of … 0000:10:00.0 1"]),
+        (scan(*GHOSTS), [f"GPU 0: process 1 (python) and 2 more of … it is no more: {ALIVE}"]),
         (scan(beside(FAR_FROM_1)), ["GPUs 0-1: process 1 (python), user 1000: mask: "]),
         (scan(process(1), waits=waiting(2.0)), ["GPU 0: process 1 … waits for CPUs, neighbor: on"]),
         (scan(unknown=SILENT), ["GPUs 0-1: silent: None"]),
