@@ -27,8 +27,10 @@ def parse_list(text: str) -> CpuSet:
     set. Raises ValueError with one line that quotes the part that could not be read.
     """
     text = text.strip(PADDING)
+    if not text:
+        return frozenset()
     cpus: list[int] = []
-    for part in text.split(",") if text else ():
+    for part in text.split(","):
         cpus += _parse_part(part.strip())
         if len(cpus) > MAX_CPUS:  # `0-8191,0-8191,…` must not take a minute
             raise ValueError(f"the list names more than {MAX_CPUS} CPUs; name each once")
@@ -85,7 +87,9 @@ def _parse_part(part: str) -> Iterator[int]:
 
 def _stride(stride: str, part: str) -> tuple[int, int]:
     used, is_group, group = stride.partition("/")
-    return (_number(used, part), _number(group, part)) if is_group else (1, _number(used, part))
+    if not is_group:
+        return 1, _number(used, part)
+    return _number(used, part), _number(group, part)
 
 
 def _number(text: str, part: str) -> int:
@@ -99,11 +103,17 @@ def _number(text: str, part: str) -> int:
 def several(noun: str, numbers: Iterable[int]) -> str:
     """Return `node 3`, or `nodes 3-5`."""
     distinct = set(numbers)
-    return f"{noun if len(distinct) == 1 else f'{noun}s'} {format_list(distinct)}"
+    if len(distinct) != 1:
+        noun = f"{noun}s"
+    return f"{noun} {format_list(distinct)}"
 
 
 def named_nodes(numbers: Collection[int | None]) -> str:
     """Return `node 3`, or `nodes 3-5`; None is the node of the CPUs that no node lists."""
     numbered = [number for number in numbers if number is not None]
-    parts = [several("node", numbered)] if numbered else []
-    return " and ".join([*parts, *([node_name(None)] if None in numbers else [])])
+    parts = []
+    if numbered:
+        parts.append(several("node", numbered))
+    if None in numbers:
+        parts.append(node_name(None))
+    return " and ".join(parts)

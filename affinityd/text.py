@@ -12,7 +12,9 @@ MAX_COUNTER = 2**64 - 1  #: the largest number that the kernel writes
 
 def quote(text: str) -> str:
     """Return a value as a message shows it: on one line, and no longer than a person reads."""
-    return repr(text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…")
+    if len(text) > MAX_QUOTED:
+        text = f"{text[:MAX_QUOTED]}…"
+    return repr(text)
 
 
 def one_line(text: str) -> str:
@@ -32,7 +34,9 @@ def whole_number(text: str | None, most: int) -> int | None:
     if not text or not text.isascii() or not text.isdigit() or len(text) > len(str(most)):
         return None
     number = int(text)
-    return number if number <= most else None
+    if number > most:
+        return None
+    return number
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
@@ -48,12 +52,16 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 def node_name(number: int | None) -> str:
     """Return a NUMA node's name for people."""
-    return "the CPUs of no NUMA node" if number is None else f"node {number}"
+    if number is None:
+        return "the CPUs of no NUMA node"
+    return f"node {number}"
 
 
 def count(number: int, noun: str) -> str:
     """Return `1 core`, `2 cores`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number != 1:
+        noun = f"{noun}s"
+    return f"{number} {noun}"
 
 
 def amount(size: float) -> str:
@@ -61,4 +69,6 @@ def amount(size: float) -> str:
     gib = size / 2**30
     if gib < 1:
         return f"{size / 2**20:.0f} MiB"
-    return f"{gib:.1f} GiB" if gib < 10 else f"{gib:.0f} GiB"  # noqa: PLR2004
+    if gib < 10:  # noqa: PLR2004
+        return f"{gib:.1f} GiB"
+    return f"{gib:.0f} GiB"
