@@ -117,7 +117,7 @@ class FatalError(AffinityError):
 
 
 #: The errors that refuse a request, in the daemon or in a client.
-REFUSALS = (
+REFUSAL_ERRORS = (
     InvalidRequestError,
     UnknownParameterError,
     NoSuchGpuError,

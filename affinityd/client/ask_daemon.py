@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from affinityd.errors import (
-    REFUSALS,
+    REFUSAL_ERRORS,
     AffinityError,
     ApplyError,
     DaemonError,
@@ -133,7 +133,7 @@ def fetch(
     target: str,
     deadline: float,
     *,
-    refusals: Sequence[type[AffinityError]] = REFUSALS,
+    refusals: Sequence[type[AffinityError]] = REFUSAL_ERRORS,
     most: int = MAX_ANSWER,
 ) -> str:
     """Return a daemon's answer at a path, of at most `most` bytes, by a time of time.monotonic.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from affinityd import config
 from affinityd.config import settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
-from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
+from affinityd.errors import REFUSAL_ERRORS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
 from affinityd.request.environment import Pairs
 from affinityd.request.parameters import Request, parse_query
@@ -90,7 +90,7 @@ def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
         request = parse_query(pairs)
         reply = answer(published_node(str(published)), request)
         return formats.render(reply, request.format or "json")
-    except REFUSALS as error:
+    except REFUSAL_ERRORS as error:
         return f"{error.title}: {error}\n"
     except (AffinityError, OSError, ValueError) as error:
         return f"{one_line(str(error))}\n"

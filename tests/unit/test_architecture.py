@@ -122,8 +122,7 @@ def test_the_daemon_is_handed_its_readings() -> None:
 
 #: Names that several modules still define, of audit, client, kubernetes, request, exec, the page.
 SHARED_NAMES = {
-    *("AMD", "CAUSES", "FAR", "GPU_FAMILIES", "NEAR", "NVIDIA", "REFUSALS", "RUNTIME"),
-    *("TYPE_CHECKING", "UNKNOWN"),
+    *("CAUSES", "FAR", "NEAR", "RUNTIME", "TYPE_CHECKING", "UNKNOWN"),
 }
 
 

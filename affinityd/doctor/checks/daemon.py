@@ -29,7 +29,7 @@ from affinityd.doctor.facts import (
     ok,
     warn,
 )
-from affinityd.errors import REFUSALS, AffinityError
+from affinityd.errors import REFUSAL_ERRORS, AffinityError
 from affinityd.linux.processes import credentials
 from affinityd.text import count
 from affinityd.topology.document import read_node
@@ -46,7 +46,9 @@ def probe(path: str, timeout: float = 1.0) -> DaemonFacts:
         return daemon
     deadline = time.monotonic() + timeout
     with suppress(AffinityError, ValueError):
-        metrics = ask_daemon.fetch(path, "/metrics", deadline, refusals=REFUSALS, most=64 * 2**20)
+        metrics = ask_daemon.fetch(
+            path, "/metrics", deadline, refusals=REFUSAL_ERRORS, most=64 * 2**20
+        )
         return replace(daemon, nri=_nri_samples(metrics))
     return daemon
 

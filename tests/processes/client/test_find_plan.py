@@ -16,7 +16,7 @@ from affinityd.cli import main
 from affinityd.client import ask_daemon, local_plan
 from affinityd.cpuset import parse_list
 from affinityd.errors import (
-    REFUSALS,
+    REFUSAL_ERRORS,
     AffinityError,
     ApplyError,
     DaemonError,
@@ -140,7 +140,7 @@ def test_another_answer_than_a_daemon_s_is_an_error_that_quotes_it(
     assert str(path) in str(error)
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("refusal", REFUSAL_ERRORS)
 def test_a_refusal_is_one_bounded_printable_line(
     tmp_path: Path, refusal: type[AffinityError]
 ) -> None:
@@ -305,7 +305,9 @@ def test_a_plan_on_a_machine_that_hangs_ends_at_its_timeout(
         find(NOWHERE, timeout=0.3, forks=True)
 
 
-@pytest.mark.parametrize("refusal", [it for it in REFUSALS if it is not UnknownParameterError])
+@pytest.mark.parametrize(
+    "refusal", [it for it in REFUSAL_ERRORS if it is not UnknownParameterError]
+)
 def test_a_daemon_s_refusal_is_final(stopped: Path, refusal: type[AffinityError]) -> None:
     body = f"{refusal.title}: no"
     with answering_at(stopped, body, f"{refusal.status} No") as path, pytest.raises(refusal):
