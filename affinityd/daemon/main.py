@@ -77,16 +77,14 @@ async def _serve(
         settings = replace(settings, scan_interval=None)
 
     def last_scan() -> ScanResult | None:
-        if scans is None:
-            return None
-        return scans.last
+        return scans.last if scans else None
 
     watcher = TopologyWatcher(machine, settings)
     metrics = Metrics(
         watcher,
         last_scan,
         scan_interval=settings.scan_interval,
-        demo=settings.machine if settings.machine == BUSY else None,
+        demo=BUSY if settings.machine == BUSY else None,
     )
     state = ApiState(settings, watcher, metrics, last_scan)
     connections = Connections(metrics.refused_connections.inc)

@@ -37,9 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = of_demo(chosen, arguments)
     has_processes = chosen.machine == BUSY or not chosen.replays
     is_scanning = chosen.scan_interval is not None and has_processes
-    scans = None
-    if is_scanning:
-        scans = ScanChild(partial(_scan, chosen))
+    scans = ScanChild(partial(_scan, chosen)) if is_scanning else None
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
     main.run(chosen, Machine(chosen), scans)

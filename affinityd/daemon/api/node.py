@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from affinityd.audit.document import ALL, AuditDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import JSON, caller_of_request, refusals, state_of
-from affinityd.daemon.api.page import PICTURE_HEADERS
+from affinityd.daemon.api.page import HEADERS
 from affinityd.daemon.api.peers import peer_of_request, reader_of
 from affinityd.daemon.api.plan import DESCRIBED, NO_PLAN, NOT_READ, read_query
 from affinityd.daemon.state.scans import GZIP
@@ -92,7 +92,10 @@ async def topology_svg(request: Request) -> Response:
             raise InvalidRequestError("format: this is always SVG; leave it out")
         caller = caller_of_request(request)
         marks = marks_of(answer(state.watcher.node, asked, caller), marks.reserved)
-    return SvgResponse(draw(state.watcher.node.topology, marks), headers=PICTURE_HEADERS)
+    # A picture has its style inside, and nothing else that could act.
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    headers = {**HEADERS, "content-security-policy": policy}
+    return SvgResponse(draw(state.watcher.node.topology, marks), headers=headers)
 
 
 @router.get(

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are looked at
 DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
-FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
 
 
 class KnownNode:
@@ -71,9 +70,9 @@ class TopologyWatcher(KnownNode):
         self._published: Node | None = None
 
     async def first_reading(self) -> None:
-        """Return when the machine has been read for the first time, or FIRST_SECONDS later."""
+        """Return when the machine has been read for the first time, or 0.6 s later."""
         if self.known is None:
-            await pause(self.has_read, FIRST_SECONDS)
+            await pause(self.has_read, 0.6)  # clients wait for 0.7 s and more
 
     async def refresh(self) -> None:
         """Read the CPUs again if they have changed; this waits for no driver."""
@@ -174,10 +173,8 @@ class TopologyWatcher(KnownNode):
     def _publish(self) -> None:
         node = self.node
         before = self._published
-        if before is None:
-            _log(node, None)
-        elif node is not before:
-            _log(node, before.topology)
+        if node is not before:
+            _log(node, before)
         # A file that was deleted, or that the disk had no room for, comes back with any reading.
         with self._unwritten.logged():
             if before is None:
@@ -187,8 +184,9 @@ class TopologyWatcher(KnownNode):
         self._published = node
 
 
-def _log(node: Node, former: Topology | None) -> None:
+def _log(node: Node, before: Node | None) -> None:
     topology = node.topology
+    former = None if before is None else before.topology
     if former is None or replace(former, nics=topology.nics) != topology:  # a port may flap
         log.info("%s (generation %d)", _state(topology), node.generation)
     for notice in topology.notices:

@@ -37,11 +37,6 @@ HEADERS = {
     "cache-control": "no-store",
     "vary": "accept",
 }
-#: A picture has its style inside, and nothing else that could act.
-PICTURE_HEADERS = {
-    **HEADERS,
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
-}
 
 #: The options that two plans, side by side, may differ in.
 COMPARED_OPTIONS = ("mode", "scope", "multithreading", "balanced", "share")
@@ -100,7 +95,9 @@ def page(node: Node, settings: Settings) -> str:
 
 def gpu_entry(topology: Topology, gpu: Gpu) -> str:
     """Return a GPU as a plan's `gpus` names it: its index, else its UUID or PCI bus id."""
-    return str(gpu.index) if gpu.vendor == topology.vendor else gpu.uuid or gpu.pci_bus_id
+    if gpu.vendor == topology.vendor:
+        return str(gpu.index)
+    return gpu.uuid or gpu.pci_bus_id
 
 
 def _checkbox(topology: Topology, gpu: Gpu) -> str:
@@ -132,8 +129,9 @@ def _values(schema: Mapping[str, Any]) -> list[str]:
     """Return a parameter's values, the default first."""
     default = schema["default"]
     if isinstance(default, bool):
-        return ["true", "false"] if default else ["false", "true"]
-    return [default, *(word for word in schema["enum"] if word != default)]
+        return [str(default).lower(), str(not default).lower()]
+    others = [word for word in schema["enum"] if word != default]
+    return [default, *others]
 
 
 def _text(text: str) -> str:
