@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import dropwhile
 from typing import Any, NamedTuple
 
 from affinityd.cpuset import CpuSet
@@ -21,7 +20,9 @@ from affinityd.topology.model import BY_NVML, NUMA_NODE, SLINGSHOT, Gpu, Nic, Rd
 DEVICES = "sys/bus/pci/devices"
 
 #: Base classes: the first of a class's three bytes.
-WANTED = NETWORK, DISPLAY, ACCELERATOR = 0x02, 0x03, 0x12
+NETWORK = 0x02
+DISPLAY = 0x03
+ACCELERATOR = 0x12
 HEX_DIGITS = frozenset("0123456789abcdef")
 
 
@@ -58,12 +59,14 @@ def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
         code = None
         with suppress(ValueError):
             code = int(tree.read(f"{folder}/class") or "", 16) >> 8
-        if address in held or (code is not None and code >> 8 in WANTED):
+        if address in held or (code is not None and code >> 8 in {NETWORK, DISPLAY, ACCELERATOR}):
             # Of its link only PCI's part: pci0000:17/0000:17:00.0/0000:18:00.0.
-            parts = (tree.link(folder) or "").split("/")
-            path = tuple(dropwhile(lambda part: not part.startswith("pci"), parts))
-            vendor, device = (_pci_id(tree, f"{folder}/{name}") for name in ("vendor", "device"))
-            devices.append(PciDevice(address, code, vendor, device, path))
+            path = (tree.link(folder) or "").split("/")
+            while path and not path[0].startswith("pci"):
+                del path[0]
+            vendor = _pci_id(tree, f"{folder}/vendor")
+            device = _pci_id(tree, f"{folder}/device")
+            devices.append(PciDevice(address, code, vendor, device, tuple(path)))
     return tuple(devices)
 
 
@@ -139,9 +142,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
     """Yield the adapters among the devices, in the devices' order."""
     for device in devices:
         if device.base_class == NETWORK:
-            names = tree.list(
-                device.folder, lambda name: name in (*KINDS, PHYSICAL) or name.startswith(VIRTUAL)
-            )
+            names = tree.list(device.folder, _is_of_interfaces)
             interfaces = tuple(_interfaces(tree, device.folder, names))
             physical = _target(tree, f"{device.folder}/{PHYSICAL}") if PHYSICAL in names else None
             bond = None  # another master of an interface, such as a bridge, is none
@@ -163,6 +164,10 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             )
 
 
+def _is_of_interfaces(name: str) -> bool:
+    return name in KINDS or name == PHYSICAL or name.startswith(VIRTUAL)
+
+
 def port_states(tree: Tree) -> tuple[tuple[str, bool], ...]:
     """Return a value that changes when an RDMA device comes or goes, or its port up or down."""
     paths = []
@@ -180,11 +185,14 @@ def _is_up(state: str | None) -> bool:
 
 def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield folder and name of its interfaces; a virtual machine's have a device between them."""
-    for kind in (kind for kind in KINDS if kind in names):
-        for name in tree.list(f"{folder}/{kind}", is_anonymous):
-            yield f"{folder}/{kind}", name
-    for below in (f"{folder}/{name}" for name in names if name.startswith(VIRTUAL)):
-        yield from _interfaces(tree, below, tree.list(below, KINDS.__contains__))
+    for kind in KINDS:
+        if kind in names:
+            for name in tree.list(f"{folder}/{kind}", is_anonymous):
+                yield f"{folder}/{kind}", name
+    for name in names:
+        if name.startswith(VIRTUAL):
+            below = f"{folder}/{name}"
+            yield from _interfaces(tree, below, tree.list(below, KINDS.__contains__))
 
 
 def _ports(
@@ -199,8 +207,12 @@ def _ports(
                 layer = tree.read(f"{port}/link_layer")
                 # The interface of its first GID, else the only one. No other name is read: it
                 # could have a hardware address.
-                known = nets if bond is None else [*nets, bond]
-                netdev = tree.read(f"{port}/gid_attrs/ndevs/0", *known) if known[1:] else None
+                candidates = list(nets)
+                if bond is not None:
+                    candidates.append(bond)
+                netdev = None
+                if len(candidates) > 1:
+                    netdev = tree.read(f"{port}/gid_attrs/ndevs/0", *candidates)
                 yield RdmaPort(
                     device=printable(name),
                     number=int(number),
@@ -233,7 +245,9 @@ def _first_number(text: str) -> int | None:
 def _target(tree: Tree, path: str) -> str | None:
     """Return the name of what a symbolic link leads to; None where there is none."""
     link = tree.link(path)
-    return None if link is None else printable(link.rstrip("/").rpartition("/")[2])
+    if link is None:
+        return None
+    return printable(link.rstrip("/").rpartition("/")[2])
 
 
 def is_anonymous(name: str) -> bool:

@@ -122,12 +122,18 @@ class Cgroups:
 
     def folders(self, file_system: str, controller: str) -> Iterator[str]:
         """Yield the folders of the cgroup in a hierarchy and of its parents, its own first."""
-        cgroups = hierarchies(self._membership)
-        paths = (path for controllers, path in cgroups if controller in controllers)
-        if (path := next(paths, None)) is not None:
+        path = None
+        for controllers, cgroup in hierarchies(self._membership):
+            if controller in controllers:
+                path = cgroup
+                break
+        if path is not None:
             is_outside = "/../" in f"{path}/"  # beside or above this cgroup namespace
             for root, point in self.hierarchies(file_system, controller):
-                below = _from_above(path, root, point) if is_outside else _below(path, root)
+                if is_outside:
+                    below = _from_above(path, root, point)
+                else:
+                    below = _below(path, root)
                 if below is not None:
                     yield from _upwards(point, below)
 
@@ -192,8 +198,11 @@ def _upwards(point: str, below: str) -> Iterator[str]:
 
 def _below(path: str, root: str) -> str | None:
     """Return a path relative to a root: "" for the root itself, None for a path outside it."""
-    path, root = (f"{text.rstrip('/')}/" for text in (path, root))
-    return _capped(path[len(root) - 1 : -1]) if path.startswith(root) else None
+    path = f"{path.rstrip('/')}/"
+    root = f"{root.rstrip('/')}/"
+    if not path.startswith(root):
+        return None
+    return _capped(path[len(root) - 1 : -1])
 
 
 def _from_above(path: str, root: str, point: str) -> str | None:

@@ -22,13 +22,12 @@ from random import Random
 from affinityd.linux import syscalls
 from affinityd.linux.files import content, read, text
 
-MEMORY_KINDS = ANONYMOUS, SHARED, HUGE, MAPPED, CUDA_MAPPED = (
-    "anonymous",
-    "shared",
-    "huge pages",
-    "files",
-    "CUDA buffers",
-)
+ANONYMOUS = "anonymous"
+SHARED = "shared"
+HUGE = "huge pages"
+MAPPED = "files"
+CUDA_MAPPED = "CUDA buffers"
+MEMORY_KINDS = (ANONYMOUS, SHARED, HUGE, MAPPED, CUDA_MAPPED)
 
 #: The line of `status` with the resident size of each kind, and of what does not move or swap; it
 #: counts CUDA buffers as shared.
@@ -89,14 +88,18 @@ class ResidentMemory:
     def by_node(self) -> Mapping[int, int] | None:
         """Bytes by node, as far as the sample tells; None: not known."""
         drawn = sum(self.drawn.values())
-        return {
-            node: round(self.size * self.pages([node]) / drawn) for node in sorted(self.nodes)
-        } or None
+        sizes = {}
+        for node in sorted(self.nodes):
+            sizes[node] = round(self.size * self.pages([node]) / drawn)
+        return sizes or None
 
     def pages(self, nodes: Collection[int], kinds: Collection[str] = MEMORY_KINDS) -> int:
         """Return how many of the pages drawn, of these kinds, are on these nodes."""
-        drawn = self.drawn.items()
-        return sum(pages for (kind, node), pages in drawn if node in nodes and kind in kinds)
+        total = 0
+        for (kind, node), pages in self.drawn.items():
+            if node in nodes and kind in kinds:
+                total += pages
+        return total
 
     def share(self, nodes: Collection[int], of: Collection[int] | None = None) -> float | None:
         """Return the part on nodes, of all or `of` some; None: fewer than LEAST_PAGES drawn."""
@@ -122,8 +125,11 @@ def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
 
 def resident_sizes(pid: int) -> ResidentMemory:
     """Return the sizes of a process's memory alone, for which no lock is waited for."""
-    lines = (line.split() for line in (content(f"/proc/{pid}/status") or b"").split(b"\n"))
-    status = {words[0].decode(): int(words[1]) * 1024 for words in lines if words[2:] == [b"kB"]}
+    status = {}
+    for line in (content(f"/proc/{pid}/status") or b"").split(b"\n"):
+        words = line.split()
+        if words[2:] == [b"kB"]:
+            status[words[0].decode()] = int(words[1]) * 1024
     sizes = {kind: status.get(f"{name}:", 0) for kind, name in STATUS_SIZES.items()}
     locked = {name: size for name in LOCKED if (size := status.get(f"{name}:"))}
     return ResidentMemory(sizes, locked=locked)
@@ -190,7 +196,8 @@ def _draw(
     """
     drawn: Counter[tuple[str, int]] = Counter()
     total = sum(end - start for start, end, _ in mappings) // PAGESIZE
-    parts, asked = min(DRAWN, total), 0
+    parts = min(DRAWN, total)
+    asked = 0
     for _ in range(ROUNDS if total else 0):
         addresses = array("Q")
         kinds = []
@@ -218,6 +225,9 @@ def _draw(
 def room_on(node: int) -> int:
     """Return the bytes that a node has free, or can free at once: of files not used lately."""
     path = f"/sys/devices/system/node/node{node}/meminfo"
-    lines = (line.split() for line in text(path).splitlines())  # Node 0 MemFree: 1024 kB
-    sizes = {words[2]: int(words[3]) * 1024 for words in lines if len(words) > 3}  # noqa: PLR2004
+    sizes = {}
+    for line in text(path).splitlines():  # Node 0 MemFree: 1024 kB
+        words = line.split()
+        if len(words) > 3:  # noqa: PLR2004
+            sizes[words[2]] = int(words[3]) * 1024
     return sizes.get("MemFree:", 0) + sizes.get("Inactive(file):", 0)

@@ -31,13 +31,16 @@ from affinityd.errors import TreeError
 from affinityd.topology.model import Core, Gpu, Nic, NumaNode, RdmaPort, Topology
 
 NAMES = (
-    *("dgx-a100", "dgx-h100", "p4d-24xlarge", "mi250x", "ascend-910b"),
-    *("gh200x4", "gb200", "gb200-cdmm"),
+    "dgx-a100",
+    "dgx-h100",
+    "p4d-24xlarge",
+    "mi250x",
+    "ascend-910b",
+    "gh200x4",
+    "gb200",
+    "gb200-cdmm",
 )
 BUSY = "dgx-a100-busy"  #: dgx-a100 with recorded processes, for a demonstration
-
-#: A node's distance to itself (ACPI 6.5, §5.2.17 SLIT).
-OWN = 10
 
 
 def load(name: str) -> Topology:
@@ -103,40 +106,54 @@ def _cores(facts: Mapping[str, Any], every_cpu: CpuSet) -> Iterator[Core]:
     node_of = _owner((group["nodes"], group.get("cpus", "")) for group in facts["nodes"])
     package_of = _owner(facts["packages"].items())
     online = parse_list(facts["online"]) if "online" in facts else every_cpu
-    cores, threads = facts["cores"], facts["threads"]
+    cores = facts["cores"]
+    threads = facts["threads"]
     is_split = facts.get("siblings", "split") == "split"
     places: dict[tuple[int | None, int | None], list[tuple[int, ...]]] = {}
     for core in range(cores):
-        first, step = (core, cores) if is_split else (core * threads, 1)
+        if is_split:
+            first = core
+            step = cores
+        else:
+            first = core * threads
+            step = 1
         cpus = tuple(range(first, first + threads * step, step))
         places.setdefault((node_of.get(first), package_of.get(first)), []).append(cpus)
     for (node, package), together in places.items():
         size = facts["cores_per_llc"] or len(together)
         for start in range(0, len(together), size):
-            group = together[start : start + size]
-            running = [tuple(cpu for cpu in cpus if cpu in online) for cpus in group]
-            llc = min((cpu for cpus in running for cpu in cpus), default=0)
-            yield from (Core(cpus, node, package, None, llc) for cpus in running if cpus)
+            running = []  # the cores of the LLC group that have an online CPU
+            for siblings in together[start : start + size]:
+                cpus = tuple(cpu for cpu in siblings if cpu in online)
+                if cpus:
+                    running.append(cpus)
+            for cpus in running:
+                yield Core(cpus, node, package, None, llc=min(map(min, running)))
 
 
 def _owner(lists: Iterable[tuple[str, str]]) -> dict[int, int]:
     """Return, for each CPU, the number whose cpulist names it."""
-    return {cpu: int(number) for number, cpulist in lists for cpu in parse_list(cpulist)}
+    owner: dict[int, int] = {}
+    for number, cpulist in lists:
+        for cpu in parse_list(cpulist):
+            owner[cpu] = int(number)
+    return owner
 
 
 def _nodes(facts: Mapping[str, Any], cores: Iterable[Core]) -> Iterator[NumaNode]:
-    memory = {
-        number: None if group["memory_mib"] is None else group["memory_mib"] * 2**20
-        for group in facts["nodes"]
-        for number in parse_list(group["nodes"])
-    }
+    memory: dict[int, int | None] = {}
+    for group in facts["nodes"]:
+        size = None
+        if group["memory_mib"] is not None:
+            size = group["memory_mib"] * 2**20
+        memory.update(dict.fromkeys(parse_list(group["nodes"]), size))
     distances: dict[int, dict[int, int]] = {number: {} for number in memory}
     for left, right, distance in facts.get("distances", ()):
         for one in parse_list(left):
             for other in parse_list(right):
                 distances[one][other] = distances[other][one] = distance
     for number in sorted(memory):
-        row = {**distances[number], number: OWN}
+        row = {**distances[number], number: 10}  # to itself: ACPI 6.5, §5.2.17 SLIT
         yield NumaNode(number, memory[number], dict(sorted(row.items())))
     if any(core.node is None for core in cores):
         yield NumaNode(None)
@@ -144,10 +161,13 @@ def _nodes(facts: Mapping[str, Any], cores: Iterable[Core]) -> Iterator[NumaNode
 
 def _devices(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return every device with its group's fields, in PCI bus order; its path ends in itself."""
-    devices = [{**group, **device} for group in groups for device in group["devices"]]
-    for device in devices:
-        path = device.get("path")
-        device["path"] = (*path.split("/"), device["pci"]) if path else ()
+    devices = []
+    for group in groups:
+        for facts in group["devices"]:
+            device = {**group, **facts}
+            path = device.get("path")
+            device["path"] = (*path.split("/"), device["pci"]) if path else ()
+            devices.append(device)
     return sorted(devices, key=lambda device: str(device["pci"]))
 
 
@@ -171,7 +191,8 @@ def _gpus(groups: Sequence[Mapping[str, Any]]) -> Iterator[Gpu]:
 
 def _nics(groups: Iterable[Mapping[str, Any]]) -> Iterator[Nic]:
     for device in _devices(groups):
-        names, ports = tuple(device.get("names", ())), []
+        names = tuple(device.get("names", ()))
+        ports = []
         if "gbps" in device:
             netdev = names[1] if len(names) > 1 else None
             layer = device.get("link_layer")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from affinityd.config import ON
@@ -27,7 +27,12 @@ NUMA_NODE = "numa_node"
 BY_NVML = "NVML"
 
 #: How near a NIC is to a GPU, nearest first, in the words of `nvidia-smi topo -m`.
-LINKS = PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
+PIX = "PIX"
+PXB = "PXB"
+PHB = "PHB"
+NODE = "NODE"
+SYS = "SYS"
+LINKS = (PIX, PXB, PHB, NODE, SYS)
 ON_SWITCH = (PIX, PXB)  #: beneath one PCI switch
 
 
@@ -105,7 +110,9 @@ class Gpu:
         number = self.minor
         if self.vendor == HUAWEI:  # its driver numbers them in bus order
             number = self.index
-        files = [f"{kind}:{number}"] if kind and number is not None else []
+        files = []
+        if kind and number is not None:
+            files.append(f"{kind}:{number}")
         if self.render_minor is not None:
             files.append(f"drm:{self.render_minor}")
         return tuple(files)
@@ -187,9 +194,11 @@ class Topology:
     @cached_property
     def node_cores(self) -> Mapping[int | None, tuple[Core, ...]]:
         """Node number → its cores, in order; a node without CPUs has none."""
-        cores = self.cores
-        numbers = self.node_of
-        return {each: tuple(core for core in cores if core.node == each) for each in numbers}
+        cores_of: dict[int | None, list[Core]] = {number: [] for number in self.node_of}
+        for core in self.cores:
+            if core.node in cores_of:
+                cores_of[core.node].append(core)
+        return {number: tuple(cores) for number, cores in cores_of.items()}
 
     @property
     def has_several_vendors(self) -> bool:
@@ -254,7 +263,9 @@ class Topology:
         """
         of_cpus = tuple(node for node in self.nodes_with_memory if self.node_cores[node])
         with_memory = of_cpus or self.nodes_with_memory
-        return self.nearest(home, with_memory) if with_memory and home is not None else (home,)
+        if not with_memory or home is None:
+            return (home,)
+        return self.nearest(home, with_memory)
 
     def memory_node(self, home: int | None) -> int | None:
         """Return the home node, or the first of the nearest with memory."""
@@ -262,15 +273,19 @@ class Topology:
 
     def nearness(self, gpu: Gpu, nic: Nic) -> str:
         """Return how near a NIC is to a GPU, in the words of `nvidia-smi topo -m`."""
-        pairs = zip(gpu.pci_path, nic.pci_path, strict=False)
-        shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        shared = 0
+        for of_gpu, of_nic in zip(gpu.pci_path, nic.pci_path, strict=False):
+            if of_gpu != of_nic:
+                break
+            shared += 1
         below = max(len(gpu.pci_path), len(nic.pci_path)) - shared
         if shared > 1:  # beneath one PCI bridge or switch, whose ports are the bridge on each side
             return PIX if below <= 2 else PXB  # noqa: PLR2004
         if shared == 1:
             return PHB
-        same_node = gpu.numa_node is not None and gpu.numa_node == nic.numa_node
-        return NODE if same_node else SYS
+        if gpu.numa_node is not None and gpu.numa_node == nic.numa_node:
+            return NODE
+        return SYS
 
 
 @dataclass(frozen=True)
@@ -307,8 +322,10 @@ def keys_before(before: Topology, now: Topology) -> Keys:
     for gpu in now.gpus:
         same = [other.key for other in before.gpus if is_same(gpu, other)]
         same = [key for key in same if key not in keys.values()]  # one GPU may be parts now
-        if same:
-            keys[gpu.key] = gpu.key if gpu.key in same else same[0]  # parts share an address
+        if gpu.key in same:  # parts share an address
+            keys[gpu.key] = gpu.key
+        elif same:
+            keys[gpu.key] = same[0]
     return keys
 
 

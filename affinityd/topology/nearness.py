@@ -34,12 +34,13 @@ def gpu_numbers(gpus: Sequence[Gpu], *, with_vendor: bool) -> str:
     indices: dict[str, list[int]] = {}
     for gpu in gpus:
         indices.setdefault(gpu.vendor, []).append(gpu.index)
-    return "+".join(f"{vendor} {format_list(own)}" for vendor, own in indices.items())
+    return "+".join(f"{vendor} {format_list(numbers)}" for vendor, numbers in indices.items())
 
 
 def name_gpus(gpus: Sequence[Gpu], *, with_vendor: bool) -> str:
     """Return `GPU 0`, `GPUs 0-1`, or `GPU amd 0`."""
-    return f"GPU{'s' if len(gpus) > 1 else ''} {gpu_numbers(gpus, with_vendor=with_vendor)}"
+    noun = "GPUs" if len(gpus) > 1 else "GPU"
+    return f"{noun} {gpu_numbers(gpus, with_vendor=with_vendor)}"
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,21 @@ class Vicinity:
 
     def __str__(self) -> str:
         """Return the GPUs' places: `GPU 0 is on node 3`."""
-        unknown = tuple(gpu for gpu in self.gpus if gpu.numa_node is None)
+        unknown = [gpu for gpu in self.gpus if gpu.numa_node is None]
         gpus = unknown or self.gpus
         names = name_gpus(gpus, with_vendor=self.with_vendor)
         verb = "is" if len(gpus) == 1 else "are"
-        on = {gpu.numa_node for gpu in gpus if gpu.numa_node is not None}
-        return f"{names} {verb} on {several('node', on) if on else 'an unknown node'}"
+        if unknown:
+            return f"{names} {verb} on an unknown node"
+        nodes = {gpu.numa_node for gpu in gpus if gpu.numa_node is not None}
+        return f"{names} {verb} on {several('node', nodes)}"
 
     def part_of(self, cpuset: CpuSet | None) -> str:
         """Return how many near CPUs a cpuset has that has too few of them."""
         there = len((cpuset or frozenset()) & self.cpus)
-        return f"only {count(there, 'CPU')}" if there else "no CPU"
+        if there == 0:
+            return "no CPU"
+        return f"only {count(there, 'CPU')}"
 
 
 def near_nodes(topology: Topology, gpu: Gpu) -> tuple[int | None, ...]:
@@ -89,8 +94,13 @@ def vicinity(
     topology: Topology, gpus: Sequence[Gpu], memory_nodes: Iterable[int | None] = ()
 ) -> Vicinity:
     """Return what is near GPUs, and to `memory_nodes`; nothing if the place of one is unknown."""
-    nodes_of_gpus = [near_nodes(topology, gpu) for gpu in gpus]
-    near = set[int | None]().union(*nodes_of_gpus) if all(nodes_of_gpus) else set[int | None]()
+    near: set[int | None] = set()
+    for gpu in gpus:
+        nodes_of_gpu = near_nodes(topology, gpu)
+        if not nodes_of_gpu:
+            near.clear()
+            break
+        near.update(nodes_of_gpu)
     nodes = tuple(node for node in topology.nodes_with_cpus if node in near)
     homes = set(memory_nodes).union(*map(topology.memory_nodes, nodes))
     plain = topology.nodes_with_memory  # that of CXL is near the CPUs that are nearest to it

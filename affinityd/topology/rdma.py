@@ -45,11 +45,15 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     nearest: dict[GpuKey, Sequence[NearNic]] = {}
     alike: dict[tuple[RdmaPort, ...], list[Gpu]] = {}  # the fastest of the nearest → their GPUs
     for gpu in topology.gpus:
-        near = [NearNic(nic, port, topology.nearness(gpu, nic)) for nic, port in ports]
-        best = min((LINKS.index(nic.link) for nic in near), default=0)
-        near = [nic for nic in near if LINKS.index(nic.link) == best]
-        near.sort(key=lambda nic: -(nic.port.gbps or 0))
-        fastest = tuple(nic.port for nic in near if nic.port.gbps == near[0].port.gbps)
+        by_link: dict[str, list[NearNic]] = {link: [] for link in LINKS}
+        for nic, port in ports:
+            link = topology.nearness(gpu, nic)
+            by_link[link].append(NearNic(nic, port, link))
+        near: list[NearNic] = []
+        for link in LINKS:  # nearest first
+            near = near or by_link[link]
+        near.sort(key=_speed, reverse=True)
+        fastest = tuple(other.port for other in near if other.port.gbps == near[0].port.gbps)
         nearest[gpu.key] = near
         alike.setdefault(fastest, []).append(gpu)
     shares = {}
@@ -57,6 +61,10 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
         for gpu, place in zip(gpus, _places(gpus), strict=True):
             shares[gpu.key] = _shared(nearest[gpu.key], len(fastest), place, len(gpus))
     return shares
+
+
+def _speed(nic: NearNic) -> int:
+    return nic.port.gbps or 0
 
 
 def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
@@ -81,13 +89,11 @@ def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
     for nic in sorted(nics, key=lambda nic: nic.pci_path or (nic.pci_bus_id,)):
         ports += [(nic, port) for port in nic.ports]
     bonds = {nic.bond for nic, port in ports if _is_bond(nic, port)}
-    active = [
-        (nic, port)
-        for nic, port in ports
-        if port.is_active
-        and nic.physical not in physical
-        and (nic.bond is None or nic.bond not in bonds or _is_bond(nic, port))
-    ]
+    active = []
+    for nic, port in ports:
+        is_member = nic.bond in bonds and not _is_bond(nic, port)
+        if port.is_active and nic.physical not in physical and not is_member:
+            active.append((nic, port))
     fastest = max((port.gbps or 0 for _, port in active), default=0)
     return tuple(
         (nic, port) for nic, port in active if port.gbps is None or 2 * port.gbps >= fastest
@@ -111,7 +117,11 @@ def _shared(nearest: Sequence[NearNic], fastest: int, place: int, gpus: int) -> 
         return GpuNics()
     if fastest & (fastest - 1) == 0:  # a power of two: the order of the place's bits is reversed
         bits = fastest.bit_length() - 1
-        place = sum(1 << (bits - 1 - bit) for bit in range(bits) if place >> bit & 1)
+        reversed_place = 0
+        for bit in range(bits):
+            if place >> bit & 1:
+                reversed_place |= 1 << (bits - 1 - bit)
+        place = reversed_place
     start = place % fastest
     turned = (*nearest[start:fastest], *nearest[:start])
     return GpuNics((*turned, *nearest[fastest:]), share=-(-fastest // gpus))
