@@ -74,6 +74,33 @@ def test_each_rank_of_mpirun_has_its_gpu(mpirun: str, here: Mapping[str, str]) -
 
 
 OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root")
+
+
+def test_ranks_keep_their_cpus_and_choose_the_gpus_near_them(
+    here: Mapping[str, str], release: str, entry: tuple[str, ...]
+) -> None:
+    tell = ("sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $CUDA_VISIBLE_DEVICES")
+    with slurm(Setup(task_plugin="task/affinity", release=release)) as cluster:
+        swapped = f"--cpu-bind=mask_cpu:{1 << int(FAR):x},{1 << int(NEAR):x}"
+        step = ("-n2", "--gres=gpu:2", "--gpu-bind=none", swapped)
+        said = cluster.srun(*step, *entry, "--choose-gpu", "--", *tell, env=here)
+    found = sorted(re.findall(r"(\d): \S+ (\S+) (\S+)", said))
+    assert found == [("0", FAR, "1"), ("1", NEAR, "0")]
+
+
+def test_ranks_that_mpirun_binds_none_of_choose_a_gpu_each(here: Mapping[str, str]) -> None:
+    env = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here}  # noqa: S108 - Open MPI's own
+    tell = ("sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $CUDA_VISIBLE_DEVICES")
+    done = ran(
+        *OPEN_MPI, "--bind-to", "none", "-np", "2", *EXEC, "--choose-gpu", "--", *tell, env=env
+    )
+    assert sorted(re.findall(r"list: (\S+) (\S+)", done.stdout)) == [(NEAR, "0"), (FAR, "1")]
+    bound = ran(
+        *OPEN_MPI, "--bind-to", "core", "-np", "2", *EXEC, "--choose-gpu", "--", *tell, env=env
+    )
+    assert "mpirun --bind-to none" in bound.stderr, "what the others have is not known"
+
+
 MPICH = ("mpirun.mpich",)
 UNIQUE = ("--mode=unique-contiguous", "--")
 SWAPPED = {"CUDA_VISIBLE_DEVICES": "1,0"}  #: rank 0 has the GPU that is far from the first core
