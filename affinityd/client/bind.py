@@ -58,9 +58,6 @@ ModeName = Literal[
     "even",
 ]
 
-#: Arguments of bind() that are no parameters of a plan.
-NOT_OF_PLAN = ("choose_gpu", "memory", "nics", "timeout", "fail_closed")
-
 logger = logging.getLogger("affinityd")
 
 
@@ -122,7 +119,8 @@ def bind(
     warning in the result and in the log; with `fail_closed`, AffinityError is raised instead.
     """
     arguments = locals().copy()
-    chosen = {name: value for name, value in arguments.items() if name not in NOT_OF_PLAN}
+    not_of_plan = ("choose_gpu", "memory", "nics", "timeout", "fail_closed")
+    chosen = {name: value for name, value in arguments.items() if name not in not_of_plan}
     if choose_gpu:
         chosen["choose"] = "gpu"
     try:
@@ -207,7 +205,8 @@ def bind_process(
     if kept is not None:
         memory, remarks = apply.add_to_pin(plan, variables, policy=policy, libraries=libraries)
         return _kept(memory, remarks)
-    libraries = variables.get(apply.NICS) if libraries is None else libraries
+    if libraries is None:
+        libraries = variables.get(apply.NICS)
     cpus, memory, remarks = apply.apply_plan(
         plan, process, chosen, variables, policy=policy, libraries=libraries
     )
@@ -289,8 +288,10 @@ def texts(arguments: Mapping[str, object]) -> dict[str, str]:
     for name, value in arguments.items():
         if isinstance(value, (list, tuple)):
             result[name] = ",".join(map(str, value))
+        elif isinstance(value, bool):
+            result[name] = str(value).lower()
         elif value is not None:
-            result[name] = str(value).lower() if isinstance(value, bool) else str(value)
+            result[name] = str(value)
     return result
 
 

@@ -187,7 +187,8 @@ class ProcessContext:
         if self.root:
             facts[config.CHOOSE_GPU] = None  # it runs, and has made its choice
             status = _status(f"/proc/{self.pid}")
-            user = user if status is None else status.st_uid
+            if status is not None:
+                user = status.st_uid
         of_daemon = mps_daemon(environ, self.root, user)
         if of_daemon is not None:
             facts[environment.MPS_LIST] = of_daemon.get(environment.CUDA)

@@ -89,10 +89,13 @@ def remarks(
 
 def _few_cpus(plan: ProcessPlan, process: ProcessContext) -> Iterator[str]:
     """Yield a line where a rank has one core, and its launcher could have given it more."""
-    environ, rank, given = process.environ or {}, process.rank, len(plan.allowed)
+    environ = process.environ or {}
+    rank = process.rank
+    given = len(plan.allowed)
     if rank is None or rank.size is None or plan.threads > 1:
         return
-    has, sharing = count(given, "CPU"), rank.size
+    has = count(given, "CPU")
+    sharing = rank.size
     if rank.variable == environment.SLURM_TASK:
         masks = environ.get("SLURM_CPU_BIND_LIST", "").split(",")
         own = masks[rank.number % len(masks)]
@@ -123,9 +126,10 @@ def unbinding(rank: Rank) -> str:
 
 def rebinding() -> Iterator[str]:
     """Yield a line for each variable of this process that undoes the pin."""
+    binds_nothing = ("", "0", "false", "no", "none", "off", "disabled")
     for variable, switch in environment.REBINDS.items():
         value = os.environ.get(variable, "").lower()
         name, _, off = switch.partition("=")
-        if value not in environment.NO_BINDING and os.environ.get(name, "").lower() != off:
+        if value not in binds_nothing and os.environ.get(name, "").lower() != off:
             shown = f"{variable}={os.environ[variable]}"
             yield f"{shown} binds threads anew afterwards; to end that: {switch}"

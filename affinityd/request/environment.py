@@ -117,9 +117,6 @@ REBINDS = {
     "TLLM_NUMA_AWARE_WORKER_AFFINITY": "TLLM_NUMA_AWARE_WORKER_AFFINITY=0",
     "NRL_GPU_CPU_AFFINITY_FILE": "NRL_DISABLE_NUMA_BINDING=1",
 }
-#: Values that bind nothing.
-NO_BINDING = ("", "0", "false", "no", "none", "off", "disabled")
-
 
 #: A library → its variable.
 NIC_VARIABLES = {
@@ -179,8 +176,7 @@ def local_rank(environ: Environment) -> Rank | None:
     of_several = [rank for rank in ranks if (rank.size or 0) > 1]
     if nearest.size == 1 and of_several and not of_torchrun:
         nearest = of_several[0]
-    # Those of MPI, of which none is always the nearer.
-    no_mpi = (LOCAL_RANK, FLUX_TASK, SLURM_TASK)
+    no_mpi = (LOCAL_RANK, FLUX_TASK, SLURM_TASK)  # of those of MPI none is always the nearer
     among = [rank for rank in ranks if rank.variable not in no_mpi and rank.size != 1]
     for rank in among[1:]:
         sizes = {rank.size, among[0].size} - {None}

@@ -79,13 +79,18 @@ def plan_ranks(resolved: Resolved) -> Planned:
     job = resolved.job
     ranks = task.ranks
     if job and not (ranks is not None and MODES[options.mode].by_rank):
-        sharing, slot, asking = 1, 0, own
+        sharing = 1
+        slot = 0
+        asking = own
         if ranks is not None:  # all tasks see the same, and take turns
             (rank,) = asked_ranks(task.rank, ranks)
-            sharing, slot = -(-ranks // len(own)), rank // len(own)
+            sharing = -(-ranks // len(own))
+            slot = rank // len(own)
             asking = (own[rank % len(own)],)
-        places = [place for entry in dict.fromkeys(asking) for place in places_of(entry, job)]
-        entries = tuple(entry for entry in job for _ in range(sharing))
+        places: list[int] = []
+        for entry in dict.fromkeys(asking):
+            places += places_of(entry, job)
+        entries = repeat_each(job, sharing)
         asked = frozenset(place * sharing + slot for place in places)
         gpus_of_task = len(asking)
     else:
@@ -182,11 +187,12 @@ def plan_chosen(resolved: Resolved) -> Planned | None:
         places = _choose_once(topology, known, gpus_of(entries), resolved.request.gpus_per_rank)
     else:
         places = deal_in_order(ranks, len(entries), resolved.request.gpus_per_rank)
-    dealt = tuple(tuple(entries[place] for place in own) for own in places)
+    dealt: GpusOfRanks = ()
+    for of_rank in places:
+        dealt += (tuple(entries[place] for place in of_rank),)
     visible: dict[int, dict[str, str]] = {}
     if len(dealt[0]) < len(entries):
-        for rank in asking:
-            visible[rank] = _variables_of(resolved, dealt[rank])
+        visible = {rank: _variables_of(resolved, dealt[rank]) for rank in asking}
     is_command_s = bool(task.masks) and task.slurm is None
     if (not known or ranks == 1) and not (task.bound or is_command_s):
         return _plan_near(resolved, dealt, asking[0])._replace(visible=visible)
@@ -245,7 +251,8 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
         return known
     if 1 < len(listed) < ranks and not task.bound:  # a user's list goes on from the first
         raise UnsatisfiableError(f"{UNKNOWN_CPUS}: Slurm lists {len(listed)} of {ranks}")
-    own, now = known[slurm.number], (resolved.mask or frozenset()) & online
+    own = known[slurm.number]
+    now = (resolved.mask or frozenset()) & online
     is_pinned = now == slurm.pinned & online
     if now != own and not (is_pinned and slurm.allowed <= frozenset[int]().union(*known)):
         theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(own)} for this one"
@@ -338,6 +345,14 @@ def _of_allotment(
             ranks = max(min(ranks, tasks), -(-tasks * ranks // len(homes)))
         together[home] = cpus * ranks
     return replace(options, cpus=cpus), together
+
+
+def repeat_each(entries: Sequence[Entry], times: int) -> tuple[Entry, ...]:
+    """Return a list with each entry so many times, one after the other."""
+    repeated: list[Entry] = []
+    for entry in entries:
+        repeated += [entry] * times
+    return tuple(repeated)
 
 
 def demand_of(node: Node, entries: Sequence[Entry], allowed: CpuSet, options: Options) -> Demand:

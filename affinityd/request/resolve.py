@@ -65,7 +65,10 @@ class Reply(NamedTuple):
     @property
     def rdma(self) -> tuple[str, ...]:
         """The ranks' ports as libraries of verbs name them."""
-        return verbs_ports(nic for rank in self.ranks for nic in self.nics[rank.gpu.key])
+        nics: list[NearNic] = []
+        for rank in self.ranks:
+            nics += self.nics[rank.gpu.key]
+        return verbs_ports(nics)
 
     @property
     def cpus(self) -> CpuSet:
@@ -80,7 +83,8 @@ class Reply(NamedTuple):
 
 def process_plan(reply: Reply) -> ProcessPlan:
     """Return what a process is told of its plan."""
-    ranks, visible = reply.ranks, list(reply.visible.values())
+    ranks = reply.ranks
+    visible = list(reply.visible.values())
     codes = {warning.code for warning in reply.warnings}
     indices = frozenset(rank.gpu.index for rank in ranks)
     nodes = {rank.home_node for rank in ranks} - {None}
@@ -122,7 +126,8 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     if task.bound is not None and not request.choose:
         raise BoundError(task.bound)
     topology = node.topology
-    caller = None if request.whose == "node" else caller
+    if request.whose == "node":
+        caller = None
     within = caller.cpuset if caller else None
     cpuset, source = _cpuset(task.cpuset, caller, topology)
     task = choose_visible(topology, task)
@@ -141,9 +146,12 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     planned = plan_chosen(resolved) if request.choose else None
     if planned is None and task.bound is not None:
         raise BoundError(task.bound)
-    if planned is None:
-        planned = plan_task(resolved, task.slurm) if task.slurm else plan_ranks(resolved)
-    result, of_gpus = planned.plan, nics_of_gpus(topology)
+    if planned is None and task.slurm:
+        planned = plan_task(resolved, task.slurm)
+    elif planned is None:
+        planned = plan_ranks(resolved)
+    result = planned.plan
+    of_gpus = nics_of_gpus(topology)
     warnings = []
     if seen.cut and task.gpus is None:
         warnings.append(PlanWarning("visible_cut", seen.cut))
@@ -194,7 +202,8 @@ def _cpuset(stated: CpuSet | None, caller: Caller | None, topology: Topology) ->
         return stated, "request"
     cpus = stated & caller.cpuset
     if not cpus:
-        asked, usable = (quote(format_list(cpus)) for cpus in (stated, caller.cpuset))
+        asked = quote(format_list(stated))
+        usable = quote(format_list(caller.cpuset))
         raise UnsatisfiableError(
             f"cpuset: none of {asked} is in the caller's own cpuset, {usable}; name CPUs of that, "
             "or leave cpuset out"

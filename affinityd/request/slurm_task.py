@@ -30,6 +30,7 @@ from affinityd.request.ranks import (
     has_bound_gpus,
     places_of,
     plan_bound,
+    repeat_each,
     warned,
 )
 from affinityd.request.task import SlurmTask
@@ -112,11 +113,7 @@ def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
 
 
 def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
-    """Return the slice of each task; (): they have none.
-
-    task.py has left tasks that the user bound. Raises BoundError where the user has narrowed the
-    mask, or where the list cannot be the step's.
-    """
+    """Return the slice of each task; (): they have none. Raises BoundError for the user's mask."""
     online = resolved.node.topology.online
     within = resolved.within
     if task.tasks == 1 or len(task.masks) <= 1:  # one mask for several tasks is no slice
@@ -127,7 +124,8 @@ def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
             "it would have one for each"
         )
     slices = tuple(cpus & online for cpus in task.masks[: task.tasks])
-    own, pinned = slices[task.number], task.pinned & online
+    own = slices[task.number]
+    pinned = task.pinned & online
     mask = own if resolved.mask is None else resolved.mask & online
     if mask not in {own, pinned}:
         if mask < own or mask < pinned:
@@ -158,7 +156,8 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
         places = [vicinity(node.topology, gpus_of(entries)) for entries in step.dealt]
         near = tuple(place.cpus if place.nodes else None for place in places)
         cpus = _deal_once(slices, near, node.topology.cores, node.reserved)[task.number]
-    cpus = own if cpus is None else cpus
+    if cpus is None:
+        cpus = own
     because = f"Slurm bound the task to CPUs {format_list(own)}"
     if cpus != own:
         because += "; far ones were exchanged with other tasks of the step"
@@ -166,10 +165,7 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
 
 
 def _dealt_before(step: StepTask, slices: tuple[CpuSet, ...]) -> CpuSet | None:
-    """Return what a task has that was pinned before; None: it was not.
-
-    The others keep what they were dealt, whichever GPUs a script in this one has chosen since.
-    """
+    """Return what a pinned task was dealt, as the others keep theirs; None: it is not pinned."""
     task = step.task
     mask = step.resolved.mask
     online = step.resolved.node.topology.online
@@ -198,7 +194,8 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
     node = step.resolved.node
     mask = step.resolved.mask
     options = step.resolved.request.options
-    mode, has_siblings = MODES[options.mode], task.tasks > 1
+    mode = MODES[options.mode]
+    has_siblings = task.tasks > 1
     near = vicinity(node.topology, gpus_of(step.own)).cpus
     if mode.shares and mask and mask <= near and mask <= node.usable:
         because = f"its mask, CPUs {format_list(mask)}, is near as it is"
@@ -264,7 +261,9 @@ def _tasks_at(step: StepTask, home: int | None, home_of: Mapping[Entry, int | No
         of_step = min(step.task.step_gpus or len(homes), len(homes))
         return min(tasks, -(-tasks * homes.count(home) // of_step))
     part = -(-tasks * homes.count(home) // len(homes))
-    at_home = sum(home in [home_of[entry] for entry in of_task] for of_task in step.dealt)
+    at_home = 0
+    for of_task in step.dealt:
+        at_home += home in [home_of[entry] for entry in of_task]
     return max(part, at_home)
 
 
@@ -276,9 +275,11 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
     task = step.task
     node = step.resolved.node
     own = step.own
-    job, dividing = step.job, replace(options, cpus=None)
+    job = step.job
+    dividing = replace(options, cpus=None)
     if not job:
-        job, dividing = own, replace(dividing, share="node")
+        job = own
+        dividing = replace(dividing, share="node")
     places = tuple(places_of(entry, job)[0] for entry in own)
     if step.is_bound:  # neighbors share a GPU: --ntasks-per-gpu
         sharing = -(-task.tasks * len(own) // (task.step_gpus or 1))
@@ -289,7 +290,7 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
     knows_step = step.is_bound and len(step.job) == task.step_gpus
     if sharing > 1 and knows_step and places != (task.number // sharing,):
         return None  # not its neighbors have the same GPU, but unknown ones
-    entries = tuple(entry for entry in job for _ in range(sharing))
+    entries = repeat_each(job, sharing)
     ranks = frozenset(place * sharing + slot for place in places)
     try:
         result = plan(node.topology, demand_of(node, entries, allowed, dividing))

@@ -117,7 +117,8 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
 
     Raises InvalidRequestError for variables that are malformed, or contradict each other.
     """
-    launched, is_named = env.local_rank(environ), not {"gpus", "rank"}.isdisjoint(names)
+    launched = env.local_rank(environ)
+    is_named = "gpus" in names or "rank" in names
     if launched is not None and max(launched.number + 1, launched.size or 1) > env.MAX_ENTRIES:
         raise InvalidRequestError(
             f"env: {launched.variable}={launched.number} of {launched.size or 'unknown'} ranks on "
@@ -206,7 +207,8 @@ def _asked_cpus(
     tasks; else it is a part of what its tasks have together: the job's CPUs, the container's
     (AFFINITYD_JOB_CPUS), or an allotment (AFFINITYD_ALLOWED). Raises InvalidRequestError.
     """
-    stated, in_slurm = environ.get(CPUS), env.SLURM_JOB in environ
+    stated = environ.get(CPUS)
+    in_slurm = env.SLURM_JOB in environ
     if stated == "none":
         return None
     each = number(stated)
@@ -354,10 +356,7 @@ def _granted(environ: Environment, task: Task) -> str | None:
 
 
 def _kept_apart(environ: Environment, task: Task, rank: Rank, options: Options) -> Task | None:
-    """Return a rank that alone sees its single GPU, apart from its siblings' cores; None: else.
-
-    The cores are divided by the job's GPUs, if known; else by each GPU's own block.
-    """
+    """Return a rank that alone sees its single GPU, apart from its siblings' cores; None: else."""
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return None
     container = task.nvidia_visible or task.granted
@@ -382,7 +381,8 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
 
     Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one that is not here.
     """
-    everything, devices = all_devices(topology), None
+    everything = all_devices(topology)
+    devices = None
     if task.granted is not None:
         devices = _opened(topology, everything, task.granted)
     if task.nvidia_visible:
@@ -417,7 +417,9 @@ def _opened(
     """Return the devices that may be opened, in the node's order, as a process counts them."""
     if granted == "none":
         raise NoSuchGpuError("granted=none: the caller was given no GPU")
-    files = {name: ComputeDevice(gpu) for gpu in topology.gpus for name in gpu.device_files}
+    files: dict[str, ComputeDevice] = {}
+    for gpu in topology.gpus:
+        files |= dict.fromkeys(gpu.device_files, ComputeDevice(gpu))
     entries = granted.split(",")
     if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
         entries = [entry for entry in entries if entry in files or not re.fullmatch(FILE, entry)]
@@ -446,10 +448,7 @@ def _granted_device(everything: VisibleDevices, entry: str) -> ComputeDevice:
 def _of_container(
     everything: VisibleDevices, listed: str, granted: tuple[ComputeDevice, ...] | None
 ) -> tuple[ComputeDevice, ...] | None:
-    """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
-
-    That is if it lists none (`all`, a folder), or not only granted ones (CDI).
-    """
+    """Return the devices that a container lists; None: none (`all`), or not only granted ones."""
     try:
         wanted = {at(everything, entry.strip()) for entry in listed.split(",")}
     except (InvalidRequestError, NoSuchGpuError):
@@ -481,7 +480,7 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
         return None
     # A container has the driver's entries of its own GPUs alone. A lost GPU leaves its file behind.
     granted = set(re.findall(r"minor:[0-9]+", task.granted or ""))
-    if granted and granted <= {name for gpu in of_node for name in gpu.device_files}:
+    if granted and granted <= frozenset[str]().union(*(gpu.device_files for gpu in of_node)):
         return None
     behind = frozenset(gpu.key for gpu in gpus if gpu.index >= lost[0])
     why = f"NVIDIA's driver does not list {several('GPU', lost)}, and CUDA may count the others on"
@@ -523,6 +522,8 @@ def check_gpus(
 def names_unknown_mig(topology: Topology, task: Task) -> bool:
     """Return whether a task names a MIG instance that the topology does not have."""
     texts = (*(task.gpus or ()), task.granted, task.nvidia_visible, task.visible, task.mps)
-    names = [name for text in texts if text for name in re.findall(r"MIG-[^,;\s]+", text)]
+    names: list[str] = []
+    for text in texts:
+        names += re.findall(r"MIG-[^,;\s]+", text or "")
     nameable = all_devices(topology).nameable
     return not all(with_uuid(name, nameable) for name in names)

@@ -196,10 +196,7 @@ def _launcher_of(command: Sequence[str]) -> str | None:
 
 
 def _pin(options: argparse.Namespace, command: Sequence[str], start: float, switch: str) -> None:
-    """Plan, pin this process and set the command's variables. Raises AffinityError.
-
-    With the switch at observe, here or in the daemon, the mask stays as it is.
-    """
+    """Plan, pin this process and set the command's variables. Raises AffinityError."""
     variables = config.variables()
     policy = options.memory or variables.get("AFFINITYD_MEMORY")
     libraries = options.nics or variables.get("AFFINITYD_NICS")
@@ -235,8 +232,9 @@ def _pin(options: argparse.Namespace, command: Sequence[str], start: float, swit
         lines.append(f"{removed} is removed, and ignored: {VARIABLES[removed]}")
     if options.verbose:
         ports = os.environ.get(apply.EXPORTED_NICS) or "none"
-        nics = [f"NICs for {libraries}: {ports}"] if libraries else []
-        lines = [summary(plan, cpus, process, parameters), *nics, *lines]
+        if libraries:
+            lines.insert(0, f"NICs for {libraries}: {ports}")
+        lines.insert(0, summary(plan, cpus, process, parameters))
     sets_threads = options.threads or variables.get("AFFINITYD_THREADS") == "auto"
     threads = plan.threads if sets_threads else None
     for line in (*lines, *apply.threads_to_start(cpus, process.cpu_limit, threads)):
@@ -246,10 +244,7 @@ def _pin(options: argparse.Namespace, command: Sequence[str], start: float, swit
 def _keep(
     cpus: CpuSet, options: argparse.Namespace, variables: Mapping[str, str], start: float
 ) -> None:
-    """Leave the mask that affinityd has given this process; do what else the options name.
-
-    What variables name, the command that pinned it has done.
-    """
+    """Leave the mask that affinityd has given this process; do what else the options name."""
     lines = []
     if options.verbose:
         lines.append(f"affinityd pinned this process before, to {several('CPU', cpus)}: they stay")
@@ -328,11 +323,7 @@ def _execute(path: str, words: list[str]) -> int:
 
 
 def _undo_python() -> None:
-    """Undo the changes of Python's start to the state that a program inherits.
-
-    It ignores two signals; like `subprocess`, it cannot know whether they were ignored before. In
-    the C locale it sets LC_CTYPE.
-    """
+    """Undo what Python's start changed: it ignores two signals, in the C locale sets LC_CTYPE."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     if os.environ.get("LC_CTYPE") in {"C.UTF-8", "C.utf8", "UTF-8"}:  # PEP 538
