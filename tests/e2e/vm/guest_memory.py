@@ -29,10 +29,14 @@ IN_CONTAINER = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
 #: Kinds of memory, and the MiB that they have on each node.
 KINDS = {
     "anonymous": "1=24,3=40,7=16",
+    "fragmented": "1=40,3=64",
     "interleaved": "1=20,3=20,7=20",
     "thp": "1=24,3=40,7=16",
     "hugetlb": "1=12,3=20,7=8",
+    "memfd": "1=24,3=40,7=16",
     "shm": "1=24,3=40,7=16",
+    "sysv": "1=24,3=40,7=16",
+    "mlocked": "1=24,3=40,7=16",
     "swapped": "1=16,3=16",
     "watched": "1=40,3=64",
 }
@@ -113,5 +117,8 @@ def sampled(pid: int) -> Document:
         "unknown": unknown,
         "truth": truth,
         "size": memory.size,
+        "sizes": memory.sizes,
         "kinds": sorted({kind for kind, _ in memory.drawn}),
+        "drawn": {f"{kind} on node {node}": pages for (kind, node), pages in memory.drawn.items()},
+        "locked": memory.locked,
     }

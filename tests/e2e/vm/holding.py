@@ -9,17 +9,18 @@ import os
 import sys
 import time
 
-HUGE_PAGE = 2 << 20
+HUGE_PAGE, PIECE = 2 << 20, 64 << 10
 WATCHED = 8.0  #: seconds of CPU time
 #: include/uapi/asm-generic/mman-common.h, linux/mempolicy.h, and the number of mbind on x86_64.
 MAP_HUGETLB, MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_PAGEOUT = 0x40000, 14, 15, 21
 MPOL_DEFAULT, MPOL_BIND, MPOL_INTERLEAVE, MBIND = 0, 2, 3, 237
+IPC_PRIVATE, IPC_RMID = 0, 0
 IO_URING_SETUP, IO_URING_REGISTER, REGISTER_BUFFERS = 425, 427, 0
 
 POOL = "/dev/shm/pool"  # noqa: S108 - the guest is ours alone
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.restype = LIBC.shmat.restype = ctypes.c_void_p
 
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -38,6 +39,18 @@ def mapped(size: int, flags: int, file: int = -1) -> int:
     return -(-checked(LIBC.mmap(*words)) // HUGE_PAGE) * HUGE_PAGE
 
 
+def of_file(file: int, size: int) -> int:
+    os.ftruncate(file, size + HUGE_PAGE)
+    return mapped(size, mmap.MAP_SHARED, file)
+
+
+def of_sysv(size: int) -> int:
+    segment = checked(LIBC.shmget(IPC_PRIVATE, ctypes.c_size_t(size), 0o600))
+    address = checked(LIBC.shmat(segment, None, 0))
+    checked(LIBC.shmctl(segment, IPC_RMID, None))
+    return address
+
+
 def advised(address: int, size: int, advice: int) -> int:
     checked(LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice))
     return address
@@ -46,10 +59,14 @@ def advised(address: int, size: int, advice: int) -> int:
 def taken(kind: str, size: int) -> int:
     if kind == "hugetlb":
         return mapped(size, PRIVATE | MAP_HUGETLB)
+    if kind == "memfd":
+        return of_file(os.memfd_create("pool"), size)
+    if kind == "shm" and os.path.exists(POOL):  # noqa: PTH110 - pathlib is slow to import here
+        os.unlink(POOL)  # noqa: PTH108
     if kind == "shm":
-        file = os.open(POOL, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        os.ftruncate(file, size + HUGE_PAGE)
-        return mapped(size, mmap.MAP_SHARED, file)
+        return of_file(os.open(POOL, os.O_RDWR | os.O_CREAT), size)
+    if kind == "sysv":
+        return of_sysv(size)
     huge = MADV_HUGEPAGE if kind == "thp" else MADV_NOHUGEPAGE
     return advised(mapped(size, PRIVATE), size, huge)
 
@@ -84,6 +101,11 @@ def main() -> None:
     if kind == "watched":  # the kernel looks at a task from its first second on
         while time.process_time() < WATCHED:
             ctypes.memset(start, 1, size)
+    if kind == "fragmented":  # every second piece of 64 KiB has another protection: a mapping each
+        for place in range(start, start + size, 2 * PIECE):
+            checked(LIBC.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(PIECE), mmap.PROT_READ))
+    if kind == "mlocked":
+        checked(LIBC.mlock(ctypes.c_void_p(start), ctypes.c_size_t(size)))
     if kind == "pinned":
         pinned(start, size)
     if kind == "swapped":

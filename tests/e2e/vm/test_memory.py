@@ -12,7 +12,7 @@ from tests.e2e.vm.guest_memory import KINDS, RUNS
 from tests.e2e.vm.inside import Document
 
 MIB = 1 << 20
-KIND_OF = {"hugetlb": HUGE, "shm": SHARED}
+KIND_OF = {"hugetlb": HUGE, "memfd": SHARED, "shm": SHARED, "sysv": SHARED}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,7 +38,8 @@ def test_memory_in_a_container_is_known_by_its_own_mounts(seen: Document) -> Non
     assert min(seen["container"]["within"].values()) >= 0.95 * RUNS
 
 
-def test_pinned_memory_is_told(seen: Document) -> None:
+def test_locked_and_pinned_memory_is_told(seen: Document) -> None:
+    assert seen["sampled"]["mlocked"]["locked"] == {"VmLck": 80 * MIB}
     assert seen["pinned"] == {"VmPin": 16 * MIB}
 
 
