@@ -121,6 +121,13 @@ def test_a_process_without_a_main_thread_is_no_zombie() -> None:
         assert len(threads(headless.pid)) == 2
 
 
+def test_a_process_whose_pid_another_one_has_by_now_has_ended() -> None:
+    stat = processes.stat_of(os.getpid())
+    assert stat is not None
+    ended = [processes.has_ended(os.getpid(), start) for start in (stat.start, stat.start - 1)]
+    assert ended == [False, True]
+
+
 @pytest.mark.parametrize("pid", [0, -1, 10**9, 10**12])
 def test_a_missing_process_has_no_facts(pid: int) -> None:
     nothing = (processes.stat_of, processes.process_of, processes.uid_of, cgroup.mask_of)

@@ -60,6 +60,19 @@ input()
 """
 
 
+#: Shared memory in 960 mappings of 64 KiB.
+FRAGMENTED = """
+import ctypes, mmap
+shared = mmap.mmap(-1, 960 << 17)
+first = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+for start in range(0, len(shared), 1 << 17):
+    shared[start:start + 65536] = bytes([1]) * 65536
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(first + start + 65536), 65536, 0) == 0
+print('ready', flush=True)
+input()
+"""
+
+
 #: A file of 3 GiB that is mapped and not read, beside 100 MiB of memory.
 SPARSE = """
 import mmap, os
@@ -90,6 +103,16 @@ def test_the_place_of_memory_is_known_beside_a_large_mapping_that_is_hardly_touc
     with program(SPARSE) as holder:
         share = resident_memory(holder.pid).share({0})
     assert share == 1.0
+
+
+def test_small_mappings_of_a_long_list_count() -> None:
+    with program(FRAGMENTED) as holder:
+        maps = Path(f"/proc/{holder.pid}/maps").read_bytes()
+        memory = resident_memory(holder.pid, Random(36))  # noqa: S311 - the same pages each time
+    assert len(maps) > 64 * 1024
+    part = memory.drawn[SHARED, 0] / sum(memory.drawn.values())
+    assert part == pytest.approx(memory.sizes[SHARED] / memory.size, abs=0.05)
+    assert memory.sizes[SHARED] >= 60 * MIB
 
 
 def test_files_on_a_tmpfs_are_shared_memory() -> None:
