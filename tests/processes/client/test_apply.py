@@ -128,6 +128,24 @@ def test_a_mask_is_cut_to_the_cpuset_or_refused() -> None:
         assert pinned(str(CPUS[1]), enter)[0] == f"CPUs {CPUS[1]} {REFUSED}"
 
 
+#: Has its cpuset grow, in a cgroup, after the mask was set that it has.
+GROWS = f"""
+import os, pathlib, sys
+from affinityd.client import apply
+apply.set_own_mask(frozenset(os.sched_getaffinity(0)))
+pathlib.Path(sys.argv[1]).write_text("{ALL}")
+print(sorted(os.sched_getaffinity(0)))
+"""
+
+
+@needs_cpuset
+def test_a_mask_that_is_not_narrowed_follows_a_cpuset_that_grows() -> None:
+    with cpuset() as group:
+        (group / "cpuset.cpus").write_text(FIRST)
+        enter = ("sh", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "sh")
+        assert run(GROWS, f"{group}/cpuset.cpus", {}, enter) == f"{CPUS}\n"
+
+
 # Applying a plan.
 
 UNKNOWN = ProcessContext(os.getpid(), 0, None, devices=None)

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import affinityd
+from affinityd.client.bind import ModeName
 from affinityd.planner.modes import MODES
 from affinityd.request.parameters import PARAMETERS
 from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny_tree
@@ -223,6 +224,7 @@ os.wait()
 
 def test_the_enums_have_the_names_of_plans() -> None:
     assert {str(mode) for mode in affinityd.Mode} == {*MODES}
+    assert {name.replace("-", "_") for name in get_args(ModeName)} == {*MODES}
     for choice, name in ((affinityd.Scope, "scope"), (affinityd.Multithreading, "multithreading")):
         assert {str(member) for member in choice} == {*PARAMETERS[name].schema["enum"]}
     assert {*affinityd.__all__} <= {*dir(affinityd)}
