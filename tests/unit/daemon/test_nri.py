@@ -159,6 +159,15 @@ def test_the_gpus_of_a_privileged_container_are_those_that_kubelet_gave_it(
     assert outcomes(plugin) == {outcome: 1}
 
 
+def test_a_container_keeps_the_exclusive_cpus_that_kubelet_gave_it(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
+    plugin._kubelet = "/nonexistent"
+    given = runtime.create(created(cpus=FAR))
+    assert (given.cpus, given.environment["AFFINITYD_NODES"]) == ("", "1")
+    assert states(plugin) == {"container-1": "kept"}
+
+
 def test_a_silent_kubelet_is_asked_once_without_a_thread_and_its_containers_are_tried_again(
     runtime: Runtime,
     plugin: NriPlugin,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
-from affinityd.planner.choose import FARTHEST, OWN_DISTANCE, choose_gpus
+from affinityd.errors import InvalidRequestError
+from affinityd.planner.choose import FARTHEST, OWN_DISTANCE, choose_gpus, gpus_of_each
 from affinityd.topology.model import Gpu, Topology
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines, subsets
@@ -93,3 +94,10 @@ def test_the_gpus_of_an_mi250x_node(ranks: list[CpuSet], each: int | None, chose
     topology = machine("mi250x")
     answer = choose_gpus(topology, ranks, topology.gpus, each)
     assert " ".join(",".join(map(str, places)) for places in answer) == chosen
+
+
+@pytest.mark.parametrize(("ranks", "gpus"), [(257, 64), (0, 64), (256, 65), (256, 0)])
+def test_at_most_256_ranks_and_64_gpus_are_assigned(ranks: int, gpus: int) -> None:
+    assert gpus_of_each(256, 64, None) == 1
+    with pytest.raises(InvalidRequestError, match=r"it takes 1 to (256|64)$"):
+        gpus_of_each(ranks, gpus, None)

@@ -72,6 +72,12 @@ def test_warnings_are_those_of_the_ranks_asked_for_and_of_the_whole_plan() -> No
     assert own == [{"code": "parameter_ignored", "message": whole[0]["message"]}]
 
 
+def test_the_shell_format_has_the_codes_of_warnings_in_alphabetical_order() -> None:
+    asked = "gpus=0,0,7 cpuset=0-79 mode=socket share=node balanced=false"
+    text = render(ask(machine("dgx-a100"), **words(asked)), "shell")
+    assert "\nAFFINITYD_WARNINGS=parameter_ignored,remote_home,shared_gpu\n" in text
+
+
 @pytest.mark.parametrize("form", ["shell", "nics"])
 def test_a_plan_as_lines_of_variables(form: str) -> None:
     reply = ask(machine("dgx-a100"), gpus="0,1", share="requested")
