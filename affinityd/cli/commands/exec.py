@@ -44,6 +44,7 @@ EXEC_PARAMETERS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDD
 ORDERS = {
     "torchrun": "torchrun … --no-python affinityd exec -- python -u train.py",
     "torch.distributed.run": "torchrun … --no-python affinityd exec -- python -u train.py",
+    "torch.distributed.launch": "torchrun … --no-python affinityd exec -- python -u train.py",
     "accelerate": "accelerate launch … --no_python affinityd exec -- python -u train.py",
     "deepspeed": "deepspeed … --no_python --no_local_rank affinityd exec -- python -u train.py",
     "mpirun": "mpirun … affinityd exec -- COMMAND",

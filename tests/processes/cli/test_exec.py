@@ -86,6 +86,7 @@ def test_a_command_after_two_dashes_is_exec_s(here: Mapping[str, str], words: li
         ("{0}/torchrun train.py", "torchrun … --no-python affinityd exec -- python -u train.py"),
         ("{0}/mpirun -n 2 x", "mpirun … affinityd exec -- COMMAND"),
         ("{0}/python3 -u -m torch.distributed.run", "torchrun … --no-python affinityd exec -- "),
+        ("{0}/python3 -m torch.distributed.launch", "torchrun … --no-python affinityd exec -- "),
         ("{0}/python3 -X dev -m deepspeed", None),  # it does not look behind an option's value
         ("{0}/python3 train.py -m deepspeed", None),
         ("{0}/true", None),
