@@ -63,9 +63,10 @@ def remarks(
         )
     yield from _few_cpus(plan, process)
     if plan.near is not None:  # others were added
+        are = "is" if len(plan.near) == 1 else "are"
         allowed = count(len(plan.allowed), "allowed CPU")
         yield (
-            f"fewer CPUs are near the GPU than were asked for ({len(plan.near)} of {allowed}): the "
+            f"{len(plan.near)} of {allowed} {are} near the GPU, fewer than were asked for: the "
             "nearest others were added (AFFINITYD_CPUS=none leaves them out)"
         )
     if plan.replayed is not None:

@@ -16,8 +16,8 @@ from tests.support.machines.sysfs_tree import write_tree
 from tests.support.tiny import BOTH, FAR, NEAR, PROGRAM, exec_, ran, tiny_tree
 
 FEWER = (
-    "fewer CPUs are near the GPU than were asked for (1 of 2 allowed CPUs): the nearest others "
-    "were added (AFFINITYD_CPUS=none leaves them out)"
+    "1 of 2 allowed CPUs is near the GPU, fewer than were asked for: the nearest others were added "
+    "(AFFINITYD_CPUS=none leaves them out)"
 )
 EXEC = (sys.executable, str(PROGRAM), "exec")
 #: The CPUs that a program has after a call of affinityd.bind().
