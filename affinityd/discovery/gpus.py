@@ -157,13 +157,12 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
         model = tree.read(f"{device.folder}/product_name") or None  # by amdgpu, often none
         gpus.append(device.as_gpu(AMD, len(gpus), model=model, **facts))
     notices = []
-    if names := ", ".join(device.address for device in unlisted):
-        notices.append(
-            f"AMD's KFD does not list {names}: numbered last, in PCI bus order"
-            if listed
-            else "AMD's KFD lists no GPU (is amdgpu loaded?): "
-            f"{names} are numbered in PCI bus order"
-        )
+    names = ", ".join(device.address for device in unlisted)
+    if unlisted and listed:
+        notices.append(f"AMD's KFD does not list {names}: numbered last, in PCI bus order")
+    elif unlisted:
+        why = "AMD's KFD lists no GPU (is amdgpu loaded?)"
+        notices.append(f"{why}: {names} are numbered in PCI bus order")
     return gpus, notices
 
 

@@ -119,11 +119,10 @@ class Reasons:
 def too_few_cores(demand: Demand, rank: int, cores_of: RankCores, least: int) -> str:
     """Return the line for a rank with fewer cores than it must have, and the possible number."""
     smallest = min(len(cores) for cores in cores_of.values())
-    could = (
-        f"min_physical_cores={smallest} would work"
-        if smallest
-        else "ask for fewer ranks, a wider cpuset, or a mode whose ranks share cores, like node"
-    )
+    if smallest:
+        could = f"min_physical_cores={smallest} would work"
+    else:
+        could = "ask for fewer ranks, a wider cpuset, or a mode whose ranks share cores, like node"
     return (
         f"rank {rank} (GPU {demand.gpus[rank].index}) would have "
         f"{count(len(cores_of[rank]), 'physical core')}, fewer than {least}: "
