@@ -76,6 +76,10 @@ def this_machine(lack: str) -> Node:
     return node
 
 
+def _cached_contexts() -> Callable[[Stat], ProcessContext]:
+    return cache(ProcessContext.of)
+
+
 @dataclass(frozen=True)
 class ProcessPlanner:
     """Plans for running processes; the constructor reads the node."""
@@ -84,20 +88,30 @@ class ProcessPlanner:
     #: How cores are divided counts as well, as the site's settings and the process's variables say.
     divides: bool
     node: Node = field(default_factory=_known_node)
-    context: Callable[[Stat], ProcessContext] = field(
-        default_factory=lambda: cache(ProcessContext.of)
-    )
+    context: Callable[[Stat], ProcessContext] = field(default_factory=_cached_contexts)
 
     def cpuset(self, stat: Stat) -> CpuSet:
         """Return the cpuset of a process, for its mask may be wrong; else every online CPU."""
         return self.context(stat).cpuset or self.node.topology.online
 
+    def _variables(self, process: ProcessContext) -> dict[str, str]:
+        """Return the site's and the process's variables that count for its plan."""
+        variables = config.variables()
+        for name, text in (process.environ or {}).items():
+            if text:
+                variables[name] = text
+        if self.divides:
+            return variables
+        # The number of CPUs is no choice of how to divide them.
+        return {name: text for name, text in variables.items() if name == config.CPUS}
+
     def plan(self, stat: Stat, gpus: Sequence[Gpu] = ()) -> Reply:
         """Return the plan for a process, on these GPUs. Raises AffinityError."""
         process = self.context(stat)
         cpus = self.cpuset(stat)
-        named = {"gpus": ",".join(gpu.pci_bus_id for gpu in gpus)} if gpus else {}
-        chosen = {**self.chosen, **named}
+        chosen = dict(self.chosen)
+        if gpus:
+            chosen["gpus"] = ",".join(gpu.pci_bus_id for gpu in gpus)
         if process.environ is None and "gpus" not in chosen:
             why = "it is another user's, or has ended; give --gpus, or run this as root"
             if os.geteuid() == 0:
@@ -106,11 +120,8 @@ class ProcessPlanner:
                     "namespace, a security module); give --gpus"
                 )
             raise TargetError(f"the environment of {shown(stat)} cannot be read: {why}")
-        environ = {name: text for name, text in (process.environ or {}).items() if text}
-        variables = {**config.variables(), **environ}
-        if not self.divides:  # the number of CPUs is no choice of how to divide them
-            variables = {name: text for name, text in variables.items() if name == config.CPUS}
-        query = process.query(config.plan_parameters(variables, chosen), cpus)
+        parameters = config.plan_parameters(self._variables(process), chosen)
+        query = process.query(parameters, cpus)
         request = parse_query(query)
         caller = Caller(mask=cpus, cpuset=cpus)
         task = request.task
@@ -120,7 +131,9 @@ class ProcessPlanner:
         mask = mask_of(stat.number)
         slurm = replace(slurm, mask=mask)
         try:
-            bound = slurm.masks[slurm.number % len(slurm.masks)] if slurm.masks else None
+            bound = None
+            if slurm.masks:
+                bound = slurm.masks[slurm.number % len(slurm.masks)]
             if bound and mask and mask < bound and mask != slurm.pinned:
                 listed = format_list(mask)
                 raise BoundError(f"its CPUs were narrowed to {listed} by the user")  # noqa: TRY301
@@ -141,8 +154,9 @@ class ProcessPlanner:
         """
         process = self.context(stat)
         this = ProcessContext.of_self()
-        job = (process.environ or {}).get("SLURM_JOB_ID")
-        seen = (process.environ or {}).get(CUDA, "").split(",")
+        environ = process.environ or {}
+        job = environ.get("SLURM_JOB_ID")
+        seen = environ.get(CUDA, "").split(",")
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.node.topology.gpus)
         is_elsewhere = cgroups_of(process.pid) != cgroups_of(this.pid)
@@ -178,16 +192,16 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     elif not is_named:
         held = HolderSources(query_processes).held(planner.node.topology)
     using = {holding.pid: {holding.gpu, *holding.beside} for holding in held.holdings}
-    own = _gpus_of_process(planner, process, using.get(process.number, set()))
-    found = {process.number: own}
+    of_process = _gpus_of_process(planner, process, using.get(process.number, set()))
+    used = {process.number: of_process}
     for stat in descendants(process.number):
         with suppress(AffinityError):
-            found[stat.number] = _gpus_of_process(planner, stat, using.get(stat.number, set()))
-    ranks = {pid: gpus.ranks for pid, gpus in found.items()}
-    remarks = {pid: gpus.remark for pid, gpus in found.items() if gpus.remark}
+            used[stat.number] = _gpus_of_process(planner, stat, using.get(stat.number, set()))
+    ranks = {pid: gpus.ranks for pid, gpus in used.items()}
+    remarks = {pid: gpus.remark for pid, gpus in used.items() if gpus.remark}
     by_driver = bool(remarks)
     unclear = set()
-    for pid, gpus in found.items():
+    for pid, gpus in used.items():
         # Whether the GPUs are all near the same CPUs: then it is no matter which it uses.
         places = {near_nodes(planner.node.topology, gpu) for gpu in gpus_of(gpus.reply.ranks)}
         if is_named or gpus.is_named or len(places) <= 1:
@@ -202,7 +216,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     else:
         for pid in unclear - {process.number}:
             del ranks[pid]
-    return UsedGpus(own.reply, ranks, doubts, remarks, by_driver=by_driver)
+    return UsedGpus(of_process.reply, ranks, doubts, remarks, by_driver=by_driver)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from affinityd import config
@@ -24,6 +24,7 @@ from affinityd.doctor.facts import (
     NO_ROOT,
     NOT_APPLICABLE,
     STATUSES,
+    CheckResult,
     DaemonFacts,
     NodeFacts,
     worst,
@@ -32,14 +33,6 @@ from affinityd.errors import InvalidRequestError
 from affinityd.json_codec import dumps
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Node
-
-ASKED_SECONDS = 5.0  #: that NVML may take to answer: a person waits
-
-#: Files of a node that has a daemon, or whose jobs ask one.
-EXPECTING = (
-    *(f"/{folder}/systemd/system/affinityd.service" for folder in ("etc", "usr/lib")),
-    "/etc/slurm/slurm.conf",
-)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -57,31 +50,34 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 0: no check fails, 1: one does."""
     names = arguments.checks
-    if unknown := [name for name in names if name not in CHECKS]:
-        checks = ", ".join(CHECKS)
-        raise InvalidRequestError(f"{quote(unknown[0])} is not a check; there are {checks}")
+    for name in names:
+        if name not in CHECKS:
+            checks = ", ".join(CHECKS)
+            raise InvalidRequestError(f"{quote(name)} is not a check; there are {checks}")
     facts = gather(load_settings(arguments), names)
     results = run_checks(facts, names)
     if arguments.format == "json":
         document = {"node": facts.topology.name, "worst": worst(results), "checks": results}
         print(dumps(document, indent=1))
     else:
-        rows: list[tuple[str, ...]] = []
-        for result in results:
-            if result.status == NOT_APPLICABLE and not names:
-                continue
-            rows.append((result.name, result.status, result.found))
-            rows += [("", "", f"→ {result.remedy}")] if result.remedy else []
-        amounts = Counter(result.status for result in results)
-        total = ", ".join(
-            f"{amounts[status]} {status}" for status in reversed(STATUSES) if status in amounts
-        )
-        lines = [
-            *aligned(("check", "status", "found"), rows, ()),
-            f"{facts.topology.name}: {total}",
-        ]
-        print("\n".join(map(one_line, lines)))
+        for line in _table(facts.topology.name, results, shows_all=bool(names)):
+            print(one_line(line))
     return int(worst(results) == FAIL)
+
+
+def _table(node: str, results: Sequence[CheckResult], *, shows_all: bool) -> Iterator[str]:
+    """Yield the lines of a table; those that are not applicable only if `shows_all`."""
+    rows = []
+    for result in results:
+        if result.status == NOT_APPLICABLE and not shows_all:
+            continue
+        rows.append((result.name, result.status, result.found))
+        if result.remedy:
+            rows.append(("", "", f"→ {result.remedy}"))
+    yield from aligned(("check", "status", "found"), rows, ())
+    amounts = Counter(result.status for result in results)
+    worst_first = [status for status in reversed(STATUSES) if status in amounts]
+    yield f"{node}: " + ", ".join(f"{amounts[status]} {status}" for status in worst_first)
 
 
 def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> NodeFacts:
@@ -89,19 +85,25 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     machine = Machine(settings)
     maintenance = DriverMaintenance(hold=hold).reason() if machine.is_live else None
     if maintenance is None and any(CHECKS[name].nvml for name in names or CHECKS):
-        machine.query_drivers(ASKED_SECONDS)
+        machine.query_drivers(5.0)  # a person waits
     topology = machine.read()
-    daemon = _daemon(settings) if machine.is_live else None
-    published = daemon.published if daemon else None
     file = config.path()
-    variables = [(name, ENVIRONMENT) for name in sorted(os.environ)]
-    variables += [(name, file) for name in config.read_file(file)]
+    in_file = config.read_file(file)
+    daemon = None
+    reserved = settings.reserved_cpus
+    variables = []
+    if machine.is_live:
+        daemon = _daemon(settings)
+        if isinstance(daemon.published, Node):
+            reserved = daemon.published.reserved
+        variables += [(name, ENVIRONMENT) for name in sorted(os.environ)]
+        variables += [(name, file) for name in in_file]
     return NodeFacts(
         topology=topology,
         tree=Tree(NO_ROOT, topology.name) if settings.machine else machine.tree,
-        reserved=published.reserved if isinstance(published, Node) else settings.reserved_cpus,
+        reserved=reserved,
         nvml=machine.report,
-        variables=tuple(variables) if machine.is_live else (),
+        variables=tuple(variables),
         daemon=daemon,
         maintenance=maintenance,
     )
@@ -110,14 +112,21 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
 def _daemon(settings: Settings) -> DaemonFacts:
     """Probe the configured socket; else the system's or this user's own, if one is expected."""
     default = config.default_socket()
-    roots = Path(config.SYSTEM_SOCKET)
-    expecting = (roots, roots.with_name(NODE_FILE), *map(Path, (config.path(), *EXPECTING)))
-    if settings.socket not in {default, config.SYSTEM_SOCKET}:
+    system = config.SYSTEM_SOCKET
+    if settings.socket not in {default, system}:
         return probe(settings.socket)
-    if any(map(may_exist, expecting)):
-        return probe(config.SYSTEM_SOCKET)
+    # Files of a node that has a daemon, or whose jobs ask one.
+    expecting = (
+        system,
+        Path(system).with_name(NODE_FILE),
+        config.path(),
+        "/etc/systemd/system/affinityd.service",
+        "/usr/lib/systemd/system/affinityd.service",
+        "/etc/slurm/slurm.conf",
+    )
+    if any(may_exist(Path(path)) for path in expecting):
+        return probe(system)
     if may_exist(Path(default)):
         return probe(default)
-    return DaemonFacts(
-        config.SYSTEM_SOCKET, absent=tuple(dict.fromkeys((config.SYSTEM_SOCKET, default)))
-    )
+    absent = (system,) if default == system else (system, default)
+    return DaemonFacts(system, absent=absent)

@@ -23,8 +23,6 @@ from affinityd.kubernetes import node_plan
 from affinityd.kubernetes.node_plan import NodePlan, write_plan, write_scripts, write_settings
 from affinityd.text import count, quote
 
-PROGRAM = "affinityd init"
-WAIT = "10"  #: seconds that a pod's start may be held up for
 SOCKET = f"{config.PREFIX}SOCKET"
 URL = f"{config.PREFIX}URL"
 
@@ -48,14 +46,14 @@ def add_arguments(parser: Parser) -> None:
         "--url", metavar="URL", help="the daemons' Service, like http://affinityd.affinityd:9466"
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", default=WAIT, help=f"how long to wait (default: {WAIT})"
+        "--timeout", metavar="SECONDS", default="10", help="how long to wait (default: 10)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the files. Raises InvalidRequestError, and OutputError for the scripts alone."""
     # The kernel would not end a container's first process.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _end)
     deadline = time.monotonic() + seconds(arguments.timeout)
     addresses = _addresses(arguments.socket, arguments.url, "url")
     if not arguments.to:
@@ -68,8 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
         _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
     else:
         gpus = count(len(plan.document.ranks), "GPU")
-        print(f"{PROGRAM}: {folder} has the CPUs near {gpus}, from {plan.source}")
+        print(f"affinityd init: {folder} has the CPUs near {gpus}, from {plan.source}")
     return 0
+
+
+def _end(signal_number: int, _frame: object) -> None:
+    sys.exit(128 + signal_number)
 
 
 def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> NodePlan:
@@ -78,8 +80,10 @@ def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> Node
         here = config.chosen_switch()
     except InvalidRequestError as error:  # a pod must start all the same, and does not pin
         _tell(str(error))
-        inherited = os.environ.items()
-        variables = {name: text for name, text in inherited if name.startswith(config.PREFIX)}
+        variables = {}
+        for name, text in os.environ.items():
+            if name.startswith(config.PREFIX):
+                variables[name] = text
         here = config.OFF
     try:
         nic_libraries(variables.get(NICS) or NO_LIBRARY)
@@ -92,11 +96,11 @@ def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> Node
         addresses = _addresses(variables.get(SOCKET), None, URL)
     addresses = {**addresses, **named} or {SOCKET: config.SYSTEM_SOCKET}
     chosen = config.plan_parameters(variables)
-    settings = {
-        **addresses,
-        **{config.PARAMETER_VARIABLES.get(name, name): text for name, text in chosen.items()},
-        **({NICS: variables[NICS]} if NICS in variables else {}),
-    }
+    settings = dict(addresses)
+    for name, text in chosen.items():
+        settings[config.PARAMETER_VARIABLES.get(name, name)] = text
+    if NICS in variables:
+        settings[NICS] = variables[NICS]
     write_settings(folder, settings, here)
     plan = node_plan.find(node_plan.node_query(chosen), addresses, deadline)
     write_settings(folder, {**settings, **plan.answered}, config.least_switch(here, plan.switch))
@@ -105,7 +109,9 @@ def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> Node
 
 
 def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]:
-    addresses = {SOCKET: socket} if socket else {}
+    addresses = {}
+    if socket:
+        addresses[SOCKET] = socket
     if not url:
         return addresses
     plain = url.rstrip("/")
@@ -117,8 +123,9 @@ def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]
         raise InvalidRequestError(
             f"{name}: {quote(url)} is not http://HOST:PORT; write it like http://affinityd:9466"
         )
-    return {**addresses, URL: plain}
+    addresses[URL] = plain
+    return addresses
 
 
 def _tell(trouble: str) -> None:
-    say(f"{PROGRAM}: {trouble}")
+    say(f"affinityd init: {trouble}")

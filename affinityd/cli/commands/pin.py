@@ -25,6 +25,7 @@ from affinityd.linux.pinning import (
     pin_threads,
 )
 from affinityd.linux.processes import Stat, descendants, stat_of
+from affinityd.planner import RankPlan
 from affinityd.text import count, one_line
 from affinityd.topology.nearness import UNKNOWN
 
@@ -59,7 +60,8 @@ def pin_targets(
             is_alone = is_on_purpose(mask, {main, *usual}, before)
             return LEFT_ALONE if is_confined or is_alone else CHANGE
 
-        its_cpus = its_cpus or (parent.cpus if parent else cpus)
+        if not its_cpus:
+            its_cpus = parent.cpus if parent else cpus
         targets[stat.number] = Target(stat.number, stat.start, its_cpus, rule)
         return targets[stat.number]
 
@@ -77,10 +79,8 @@ def pin_targets(
 
 
 ISOLATED = "/sys/devices/system/cpu/isolated"
-SHOWN_ERRORS = 10
-SHOWN_THREADS = 5  #: that a line names
-#: Warnings of options that this command sets itself.
-OWN_WARNINGS = {"shared_gpu", "parameter_ignored"}
+MAX_SHOWN_ERRORS = 10
+MAX_SHOWN_THREADS = 5  #: that a line names
 ON_PURPOSE = "probably pinned on purpose; --force pins it too"
 
 
@@ -117,9 +117,10 @@ def run(arguments: argparse.Namespace) -> int:
     for line in _results(pinned, dry_run=arguments.dry_run):
         print(one_line(line))
     failures = list(_failures(pinned, process))
-    more = [f"and {len(failures) - SHOWN_ERRORS} more"] if len(failures) > SHOWN_ERRORS else []
-    for line in (*failures[:SHOWN_ERRORS], *more):
+    for line in failures[:MAX_SHOWN_ERRORS]:
         say(f"affinityd pin: {line}")
+    if len(failures) > MAX_SHOWN_ERRORS:
+        say(f"affinityd pin: and {len(failures) - MAX_SHOWN_ERRORS} more")
     return 0 if pinned.is_complete else 1
 
 
@@ -142,23 +143,34 @@ def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus
         raise ApplyError(f"process {pid}: {used.doubts[pid]}")
 
     def own_cpus(child: Stat) -> CpuSet | None:
-        ranks = used.ranks.get(child.number, ())
-        is_unknown = any(rank.locality == UNKNOWN for rank in ranks)
-        return None if is_unknown else frozenset().union(*(rank.cpus for rank in ranks)) or None
+        return _cpus_of(used.ranks.get(child.number, ()))
 
-    if doubt := planner.doubt(process):
+    doubt = planner.doubt(process)
+    if doubt:
         say(f"affinityd pin: {doubt}")
     for pid, remark in used.remarks.items():
         say(f"affinityd pin: process {pid}: {remark}")
     for warning in reply.warnings:
-        if warning.code not in OWN_WARNINGS:
+        # Others are of options that this command sets itself.
+        if warning.code not in {"shared_gpu", "parameter_ignored"}:
             say(f"affinityd: {warning.code}: {warning.message}")
     return own_cpus(process) or reply.cpus, own_cpus
 
 
+def _cpus_of(ranks: Iterable[RankPlan]) -> CpuSet | None:
+    """Return the CPUs of ranks; None without a rank, or where those of one are not known."""
+    cpus: CpuSet = frozenset()
+    for rank in ranks:
+        if rank.locality == UNKNOWN:
+            return None
+        cpus |= rank.cpus
+    return cpus or None
+
+
 def _listed(arguments: argparse.Namespace) -> CpuSet:
-    if named := plan_options(arguments):
-        raise InvalidRequestError(f"--cpus needs no plan; leave out {flag(next(iter(named)))}")
+    options = list(plan_options(arguments))
+    if options:
+        raise InvalidRequestError(f"--cpus needs no plan; leave out {flag(options[0])}")
     try:
         cpus = parse_list(arguments.listed)
     except ValueError as error:
@@ -182,15 +194,19 @@ def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[list[ThreadResult]]:
 def _results(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
     for group in _groups(pinned.having(PINNED)):
-        is_change = group[0].was_set or dry_run
-        happened = f"{would}pinned to CPUs" if is_change else "already on CPUs"
+        happened = "already on CPUs"
+        if group[0].was_set or dry_run:
+            happened = f"{would}pinned to CPUs"
         yield f"{_label(group)} {happened} {format_list(group[0].held)}"
     for group in _groups(pinned.having(LEFT_ALONE)):
-        held = frozenset().union(*(thread.held for thread in group))
-        tids = ", ".join(str(thread.tid) for thread in group[:SHOWN_THREADS])
-        more = " …" if len(group) > SHOWN_THREADS else ""
+        held: CpuSet = frozenset()
+        for thread in group:
+            held |= thread.held
+        tids = ", ".join(str(thread.tid) for thread in group[:MAX_SHOWN_THREADS])
+        if len(group) > MAX_SHOWN_THREADS:
+            tids += " …"
         where = f"{would}left alone on CPUs {format_list(held)}"
-        yield f"{_label(group)} {where}: {tids}{more}: {group[0].reason or ON_PURPOSE}"
+        yield f"{_label(group)} {where}: {tids}: {group[0].reason or ON_PURPOSE}"
 
 
 def _failures(pinned: PinResult, process: Stat) -> Iterator[str]:

@@ -22,7 +22,7 @@ from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
-from affinityd.grouping import grouped
+from affinityd.planner import PlanWarning
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_query
 from affinityd.request.resolve import Caller, Reply, answer
@@ -30,14 +30,14 @@ from affinityd.request.task import visible_lists
 from affinityd.text import quote
 from affinityd.topology.model import Node, Topology
 
-FORMS = ("table", *FORMATS)
-OPTIONS = (*PLAN_OPTIONS, "gpus_per_rank")
+PRINTED_FORMATS = ("table", *FORMATS)
+PLAN_COMMAND_OPTIONS = (*PLAN_OPTIONS, "gpus_per_rank")
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    add_plan_options(parser, "the plan", OPTIONS)
-    text = f"{PARAMETERS['format'].help}: {', '.join(FORMS)}"
+    add_plan_options(parser, "the plan", PLAN_COMMAND_OPTIONS)
+    text = f"{PARAMETERS['format'].help}: {', '.join(PRINTED_FORMATS)}"
     parser.add_argument("--format", action="append", help=text)
     text = "the same as --format json"
     parser.add_argument("--json", dest="format", action="append_const", const="json", help=text)
@@ -57,13 +57,15 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan. Raises AffinityError."""
-    chosen = plan_options(arguments, (*OPTIONS, "format", "choose"))
+    chosen = plan_options(arguments, (*PLAN_COMMAND_OPTIONS, "format", "choose"))
     if arguments.node_file is not None or arguments.query:
         print(_answer_of_file(arguments, chosen), end="")
         return 0
     form = chosen.pop("format", "table")
-    if form not in FORMS:
-        raise InvalidRequestError(f"format: {quote(form)} is not one of {', '.join(FORMS)}")
+    if form not in PRINTED_FORMATS:
+        raise InvalidRequestError(
+            f"format: {quote(form)} is not one of {', '.join(PRINTED_FORMATS)}"
+        )
     request = parse_query(chosen.items())
     if bool(arguments.cpus_of) != bool(request.choose):
         raise InvalidRequestError(
@@ -74,8 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.query_drivers()
-    process = ProcessContext.of_self() if machine.is_live else None
-    caller = Caller(process.mask, process.cpuset) if process else None
+    process = None
+    caller = None
+    if machine.is_live:
+        process = ProcessContext.of_self()
+        caller = Caller(process.mask, process.cpuset)
     node = Node(machine.read(), settings.reserved_cpus)
     if not node.topology.gpus and machine.is_live:
         raise NoSuchGpuError("this machine has no GPU; --machine plans on another, like dgx-a100")
@@ -131,11 +136,16 @@ def _answer_of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) ->
 
 def _warnings(reply: Reply) -> Iterator[str]:
     """Yield a line for each warning. Warnings of several ranks with one code share a line."""
-    alike = grouped(reply.warnings, lambda each: each.message if each.rank is None else each.code)
+    alike: dict[str, list[PlanWarning]] = {}
+    for warning in reply.warnings:
+        key = warning.message if warning.rank is None else warning.code
+        alike.setdefault(key, []).append(warning)
     for first, *others in alike.values():
+        line = f"{first.code}: {first.message}"
         ranks = [warning.rank for warning in others if warning.rank is not None]
-        more = f"; likewise {several('rank', ranks)}" if ranks else ""
-        yield f"{first.code}: {first.message}{more}"
+        if ranks:
+            line += f"; likewise {several('rank', ranks)}"
+        yield line
 
 
 def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
@@ -158,4 +168,5 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
     for rank, line in zip(reply.ranks, lines, strict=True):
         yield line
         if explain:
-            yield from (f"      {reason}" for reason in rank.reasons)
+            for reason in rank.reasons:
+                yield f"      {reason}"

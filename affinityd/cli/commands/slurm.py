@@ -14,9 +14,6 @@ from affinityd.slurm.cores import SCOPES
 from affinityd.slurm.gres_conf import GresConf
 from affinityd.text import count, one_line, quote
 
-#: A name of a node, a list of such (gpu[01-04],gpu7), or types: words without a field's characters.
-_is_plain = re.compile(r"[^\s\"'#=\\,]+(,[^\s\"'#=\\,]+)*").fullmatch
-
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
@@ -60,8 +57,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _plain(text: str) -> str:
-    """Read names that can stand in a line of gres.conf. Raises ArgumentTypeError."""
-    if not _is_plain(text):
+    """Read names that can stand in a line of gres.conf. Raises ArgumentTypeError.
+
+    A name of a node, a list of such (gpu[01-04],gpu7), or types.
+    """
+    if not re.fullmatch(r"[^\s\"'#=\\,]+(,[^\s\"'#=\\,]+)*", text):
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a name, as gpu[01-04] or a100")
     return text
 
@@ -86,7 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
             why = (
                 f"the Gres= of {nodes} is not known: {error}; if it has a type, name it with --type"
             )
-    types = tuple(arguments.type.split(",")) if arguments.type else ()
+    types: tuple[str, ...] = ()
+    if arguments.type:
+        types = tuple(arguments.type.split(","))
     conf = GresConf(topology, arguments.scope, gres, types)
     if slurm is not None and arguments.diff:
         if why and not types:
@@ -94,18 +96,30 @@ def run(arguments: argparse.Namespace) -> int:
         return _diff(conf, slurm, nodes)
     for line in conf.lines(arguments.nodes):
         print(line)
-    all_gpus = count(len(topology.gpus), "GPU")
-    faults = [] if topology.gpus else ["this node has no GPU"]
+    faults = _faults(conf)
+    for fault in faults:
+        say(f"affinityd slurm gres-conf: {fault}")
+    if why and not types and not faults:
+        say(f"affinityd slurm gres-conf: {why}")
+    return int(bool(faults))
+
+
+def _faults(conf: GresConf) -> list[str]:
+    """Return why lines are missing, or are comments."""
+    gpus = conf.topology.gpus
+    if not gpus:
+        return ["this node has no GPU"]
+    all_gpus = count(len(gpus), "GPU")
+    faults = []
     if conf.unknown:
         faults.append(f"the device files of {len(conf.unknown)} of {all_gpus} are not known")
-    if untyped := len(topology.gpus) - len(conf.types.of):
+    untyped = len(gpus) - len(conf.types.of)
+    if untyped:
         faults.append(
             f"the types of {untyped} of {all_gpus} are not known: {conf.types.why}; name one for "
             "each with --type"
         )
-    for fault in faults or ([why] if why and not types else []):
-        say(f"affinityd slurm gres-conf: {fault}")
-    return int(bool(faults))
+    return faults
 
 
 def _diff(conf: GresConf, slurm: LocalSlurm, node: str) -> int:
