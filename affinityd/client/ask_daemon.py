@@ -34,7 +34,6 @@ T = TypeVar("T")
 TIMEOUT = 1.0  #: seconds that asking a daemon may take by default
 READING = 5  #: times as long may it take to read the machine without one
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
-
 #: No process can listen there; None: a path that is too long for a socket, a host that is a name.
 ABSENT = {
     errno.ENOENT,

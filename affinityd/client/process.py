@@ -154,16 +154,12 @@ class ProcessContext:
         return {environment.SLICE: narrowed, environment.ALLOWED: format_list(limit)}
 
     def _check_list(self) -> None:
-        """Raise InvalidRequestError if the visible GPUs may be of this rank of several alone.
-
-        So it is if its launcher, which can be read, has others or none, and the lists of all ranks
-        fit on the machine together. Slurm's is root's, and sets them for a task.
-        """
+        """Raise InvalidRequestError if the visible GPUs may be of this rank of several alone."""
         rank = self.rank
         own = self.environ or {}
         is_lone = rank is None or environment.is_alone(own, rank)
         if rank is None or is_lone or rank.variable == environment.SLURM_TASK:
-            return
+            return  # srun's launcher is root's, and sets them for each task
         _, above = self.launcher
         here = None if self.devices is None else self.devices.count(",") + 1
         for name in environment.VISIBLE_NAMES:

@@ -89,7 +89,9 @@ def number_tiles(seen: VisibleDevices) -> VisibleDevices:
         return seen
     tiles: list[ComputeDevice] = []
     for device in seen.by_index.values():
-        tiles += [device] * (2 if device.gpu.pci_id in INTEL_TWO_TILES else 1)
+        tiles.append(device)
+        if device.gpu.pci_id in INTEL_TWO_TILES:
+            tiles.append(device)
     return seen._replace(by_index=dict(enumerate(tiles)))
 
 

@@ -324,4 +324,7 @@ def nic_value(library: str, ports: Sequence[str]) -> str:
     """Return the value of a library's variable for ports, each like `mlx5_2:1`."""
     if library == "uccl":
         return ",".join(dict.fromkeys(port.partition(":")[0] for port in ports))
-    return ("=" if library == "nccl" else "") + ",".join(ports)
+    names = ",".join(ports)
+    if library == "nccl":
+        return f"={names}"
+    return names

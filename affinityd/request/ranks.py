@@ -330,10 +330,7 @@ def _plan_in_slice(
 def _of_allotment(
     node: Node, options: Options, tasks: int, entries: Sequence[Entry], allowed: CpuSet
 ) -> tuple[Options, dict[int | None, int]]:
-    """Return a demand that is a part of an allotment, for each rank and for those of a home node.
-
-    Where a task does not see the GPUs of the others, these may all be of its own home node.
-    """
+    """Return a demand that is a part of an allotment, of a rank and of those of a home node."""
     cpus = min(options.cpus or 1, cores_of_gpu(node.topology))
     sees_all = len(entries) >= tasks
     gpus = gpus_of(entries) if sees_all else node.topology.gpus
@@ -341,7 +338,7 @@ def _of_allotment(
     together: dict[int | None, int] = {}
     for home in homes:
         ranks = homes.count(home)
-        if not sees_all:
+        if not sees_all:  # the other tasks' GPUs may all be of its own home node
             ranks = max(min(ranks, tasks), -(-tasks * ranks // len(homes)))
         together[home] = cpus * ranks
     return replace(options, cpus=cpus), together
@@ -372,9 +369,11 @@ def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[E
 
     So it is for a note that does not fit; for one that a caller states an error is raised.
     """
+    if not task.job:
+        return ()
     try:
-        job = named(all_devices(topology), task.job) if task.job else ()
-        for entry in dict.fromkeys(own) if job else ():  # of 256 entries most may be the same
+        job = named(all_devices(topology), task.job)
+        for entry in dict.fromkeys(own):  # of 256 entries most may be the same
             places_of(entry, job)
     except (InvalidRequestError, NoSuchGpuError) as error:
         if task.is_launched:

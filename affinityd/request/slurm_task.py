@@ -94,7 +94,9 @@ def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
         masks = task.masks
         if masks and cpus == masks[task.number % len(masks)] & node.topology.online:
             cpus = frozenset().union(*masks)  # of all tasks
-        allowed = node.usable & (cpus if within is None else cpus & within)
+        allowed = node.usable & cpus
+        if within is not None:
+            allowed &= within
         planned = _plan_without_slice(step, allowed)
     return warned(planned, *warnings)
 

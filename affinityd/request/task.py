@@ -43,9 +43,8 @@ from affinityd.text import one_line, quote
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import near_nodes
 
-#: Words of AFFINITYD_GPU_ORDER
-BLOCK = "block"  #: neighbors share a GPU
-UNKNOWN_ORDER = "unknown"  #: nothing is assumed
+BLOCK = "block"  #: of AFFINITYD_GPU_ORDER: neighbors share a GPU
+UNKNOWN_ORDER = "unknown"  #: of it, too: nothing is assumed
 MOST_SHOWN = 20  #: characters of a binding, in a message
 FILE = r"(minor|drm|davinci|accel):[0-9]{1,9}"  #: a device file
 AMBIGUOUS = "ambiguous_index"
