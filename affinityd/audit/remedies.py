@@ -49,16 +49,20 @@ class Remedies:
 
     def __init__(self, topology: Topology, scan: Scan) -> None:
         self._scan = scan
-        self._holders = {it.facts.pid: it for it in scan.processes if it.facts.holding is not None}
-        self._with_workers = {process.facts.holder for process in scan.processes}
-        self._unlike = {
-            target.facts.pid
-            for process in scan.processes
-            if process.is_mismatch
-            for target in (self._target(process),)
-            for mask, word in process.judged.items()
-            if word in FAR and mask != target.facts.threads[0].mask
-        }
+        self._holders = {}
+        self._with_workers = set()
+        for process in scan.processes:
+            self._with_workers.add(process.facts.holder)
+            if process.facts.holding is not None:
+                self._holders[process.facts.pid] = process
+        #: Pids that a pin has to force: far threads have another mask than the main one.
+        self._to_force = set()
+        for process in scan.processes:
+            if process.is_mismatch:
+                target = self._target(process).facts
+                for mask, word in process.judged.items():
+                    if word in FAR and mask != target.threads[0].mask:
+                        self._to_force.add(target.pid)
         self._near = Judge(topology).vicinity
 
     def sentence(self, process: AuditedProcess) -> str | None:
@@ -98,8 +102,9 @@ class Remedies:
             return "reset the GPU when no other process uses it"
         if is_zombie(facts):
             # Its parent may be a running job that notices soon: no remedy may kill that.
-            parent = f"check process {facts.parent}, which must wait(2) for it or end"
-            return parent if facts.parent > INIT else None
+            if facts.parent <= INIT:
+                return None
+            return f"check process {facts.parent}, which must wait(2) for it or end"
         return (
             "it may still compute: ask its user, and end it when its CPU time (ps -o time= PID) no "
             "longer grows"
@@ -108,12 +113,15 @@ class Remedies:
     def _target(self, process: AuditedProcess) -> AuditedProcess:
         """Return the process that a pin should name: its holder, or itself."""
         holder = self._holders.get(process.facts.holder or process.facts.pid)
-        return process if holder is None or holder.facts.pid in self._scan.divided else holder
+        if holder is None or holder.facts.pid in self._scan.divided:
+            return process
+        return holder
 
     def _pin(self, process: AuditedProcess, gpus: Sequence[Gpu]) -> str:
         """Return the command; a process's own environment would count its GPUs in its own way."""
         target = self._target(process).facts
-        is_forced, top = target.pid in self._unlike, self._scan.tree_tops.get(target.pid)
+        is_forced = target.pid in self._to_force
+        top = self._scan.tree_tops.get(target.pid)
         if top is not None and not is_forced:  # force is for the holder's own threads alone
             return pin_command(top, gpu_names(gpus), tree=True, force=False)
         is_tree = target.pid in self._with_workers and target.pid not in self._scan.divided
@@ -121,12 +129,12 @@ class Remedies:
 
     def _allocated(self, facts: ProcessFacts, near: Vicinity) -> str:
         """Return which CPUs a process was given, and how its job gets near ones."""
-        job, container = facts.membership.job, facts.membership.container
+        container = facts.membership.container
         if facts.membership.scheduler == KUBERNETES:
             given = pod_was_given(near, facts.cpuset, facts.given)
             return f"{given} there: {pod_remedy(near, facts.given)}"
         few = f"{near.part_of(facts.cpuset)} there"
-        if job is None:
+        if facts.membership.job is None:
             owner = f" (container {container[:12]})" if container else ""
             cpuset = f"its cpuset, {format_list(facts.cpuset or ())}{owner}"
             return f"{cpuset}, has {few}: set a cpuset with near CPUs"
@@ -143,7 +151,12 @@ def gpu_names(gpus: Sequence[Gpu]) -> str:
 
 def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
     """Return the command that pins a process or its tree; `gpus`: options that name its GPUs."""
-    return f"affinityd pin {'--tree ' if tree else ''}{'--force ' if force else ''}{gpus}{pid}"
+    command = "affinityd pin "
+    if tree:
+        command += "--tree "
+    if force:
+        command += "--force "
+    return f"{command}{gpus}{pid}"
 
 
 #: Source: Kubernetes pkg/kubelet/cm/topologymanager.

@@ -18,7 +18,7 @@ from affinityd.linux.files import environment_of, listed, text
 from affinityd.request.environment import NIC_VARIABLES, nic_value
 from affinityd.topology.model import SYS, Gpu, Topology
 from affinityd.topology.nearness import name_gpus
-from affinityd.topology.rdma import nics_of_gpus, verbs_ports
+from affinityd.topology.rdma import NearNic, nics_of_gpus, verbs_ports
 
 
 @dataclass(frozen=True)
@@ -31,45 +31,54 @@ class NicUse:
 
 def far_nics(topology: Topology, gpus: Sequence[Gpu], use: NicUse) -> Iterator[str]:
     """Yield sentences, each with its remedy, about a process that uses none of its GPUs' NICs."""
-    nics = [nics_of_gpus(topology)[gpu.key] for gpu in gpus]
-    best = [nic for its in nics for nic in its.best()]
-    nearest = {nic.link for its in nics for nic in its.nearest}
+    nics = nics_of_gpus(topology)
+    best: list[NearNic] = []
+    nearest: set[str] = set()
+    for gpu in gpus:
+        best += nics[gpu.key].best()
+        nearest.update(nic.link for nic in nics[gpu.key].nearest)
     if not best or nearest == {SYS}:
         return
-
-    def are_far(devices: Collection[str]) -> bool:
-        links = {
-            topology.nearness(gpu, nic)
-            for nic in topology.nics
-            if any(port.device in devices for port in nic.ports)
-            for gpu in gpus
-        }
-        return links == {SYS}
-
-    ports, first = verbs_ports(best), best[0].port.device
+    ports = verbs_ports(best)
+    first = best[0].port.device
     names = name_gpus(gpus, with_vendor=topology.has_several_vendors)
     where = f"the NUMA node of {names}; {first} is nearer ({best[0].link})"
     for library, variable in NIC_VARIABLES.items():
         said = use.variables.get(variable, "")
-        if ports and are_far(_named(topology, library, said)):
+        if ports and _are_far(topology, gpus, _named(topology, library, said)):
             value = nic_value(library, ports)
             remedy = NEARER_NICS.format(variable=variable, value=value, library=library)
             yield f"{variable}={said} names no NIC on {where}: {remedy}"
-    if are_far(use.opened):
+    if _are_far(topology, gpus, use.opened):
         remedy = START_WITH_NICS if ports else SET_LIBFABRIC.format(device=first)
         yield f"its only open RDMA devices, {', '.join(use.opened)}, are not on {where}: {remedy}"
+
+
+def _are_far(topology: Topology, gpus: Sequence[Gpu], devices: Collection[str]) -> bool:
+    """Whether there are some of these RDMA devices, all in other NUMA nodes than the GPUs."""
+    links: set[str] = set()
+    for nic in topology.nics:
+        if any(port.device in devices for port in nic.ports):
+            links.update(topology.nearness(gpu, nic) for gpu in gpus)
+    return links == {SYS}
 
 
 def _named(topology: Topology, library: str, said: str) -> Collection[str]:
     """Return the devices that a list like `mlx5_0:1,mlx5_1` means to a library."""
     if said.startswith("^"):
         return ()
-    listed = (it.partition(":")[0].strip() for it in said.removeprefix("=").split(","))
-    names = tuple(filter(None, listed))
+    names = []
+    for entry in said.removeprefix("=").split(","):
+        name = entry.partition(":")[0].strip()
+        if name:
+            names.append(name)
     if library != "nccl" or said.startswith("="):
         return names
-    devices = (port.device for nic in topology.nics for port in nic.ports)
-    return [device for device in devices if device.startswith(names)]
+    starts = tuple(names)
+    devices: list[str] = []
+    for nic in topology.nics:
+        devices += [port.device for port in nic.ports if port.device.startswith(starts)]
+    return devices
 
 
 def nic_use(pid: int, root: str = "") -> NicUse:
@@ -79,7 +88,8 @@ def nic_use(pid: int, root: str = "") -> NicUse:
     """
     environ = environment_of(pid, root) or {}
     variables = {name: said for name in NIC_VARIABLES.values() if (said := environ.get(name))}
-    folder, opened = f"{root}/proc/{pid}/fd", set()
+    folder = f"{root}/proc/{pid}/fd"
+    opened = set()
     for name in listed(folder):
         with suppress(OSError):
             file = os.readlink(f"{folder}/{name}")

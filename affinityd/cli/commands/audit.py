@@ -149,29 +149,26 @@ def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
     if not usable_ports(topology.nics):  # then no process's files are read
         return {}
     gpus = {gpu.key: gpu for gpu in topology.gpus}
-    holders = (
-        process.facts
-        for process in scan.processes
-        if process.facts.holding and not process.is_daemon
-    )
-    return {
-        facts.pid: [*far_nics(topology, [gpus[key] for key in facts.gpus], nic_use(facts.pid))]
-        for facts in holders
-    }
+    sentences = {}
+    for process in scan.processes:
+        facts = process.facts
+        if facts.holding and not process.is_daemon:
+            its_gpus = [gpus[key] for key in facts.gpus]
+            sentences[facts.pid] = list(far_nics(topology, its_gpus, nic_use(facts.pid)))
+    return sentences
 
 
 def _mask_owners(scan: Scan) -> Mapping[int, str]:
     """Return pid → what set its mask, of holders that are far or whose threads were moved."""
-    holders = (
-        process for process in scan.processes if process.facts.holding and process.facts.threads
-    )
-    facts = (
-        process.facts
-        for process in holders
-        if process.is_mismatch or any(placed.pinned_itself for placed in process.threads)
-    )
-    owners = {its.pid: owner_of(its) for its in facts}
-    return {pid: owner for pid, owner in owners.items() if owner is not None}
+    owners = {}
+    for process in scan.processes:
+        if not process.facts.holding or not process.facts.threads:
+            continue
+        if process.is_mismatch or any(placed.pinned_itself for placed in process.threads):
+            owner = owner_of(process.facts)
+            if owner is not None:
+                owners[process.facts.pid] = owner
+    return owners
 
 
 def auditor_by(

@@ -202,42 +202,50 @@ def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
 
 def verify_document(topology: Topology, verifications: Sequence[Verification]) -> dict[str, Any]:
     """Return the JSON document: every thread, masks as cpulists, memory in bytes."""
-    node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
-    processes = [
-        {
-            "pid": verification.process.facts.pid,
-            "name": verification.process.facts.name,
-            "gpus": [
-                {
-                    "vendor": gpu.vendor,
-                    "index": gpu.index,
-                    "pci_bus_id": gpu.pci_bus_id,
-                    "numa_node": gpu.numa_node,
-                }
-                for gpu in verification.near.gpus
-            ],
-            "near": {
-                "cpulist": format_list(verification.near.cpus),
-                "memory_nodes": sorted(verification.near.memory),
-            },
-            "threads": [
-                {
-                    "tid": thread.tid,
-                    "name": thread.name,
-                    "placement": placement,
-                    "cpulist": format_list(thread.mask),
-                    "last_cpu": thread.last_cpu,
-                    "last_node": node_of.get(thread.last_cpu),
-                }
-                for thread, placement, _ in verification.process.threads
-            ],
-            "memory": verification.policy
-            and {"policy": verification.policy.policy, "nodes": sorted(verification.policy.nodes)},
-            "resident": verification.memory.resident.by_node if verification.memory else None,
-            "mismatches": verification.mismatches,
-            "notes": list(verification.notes),
-            "cpus_set_by": verification.owner,
-        }
-        for verification in verifications
-    ]
+    node_of = {}
+    for core in topology.cores:
+        for cpu in core.cpus:
+            node_of[cpu] = core.node
+    processes = [_verified_process(verification, node_of) for verification in verifications]
     return {"node": topology.name, "matches": matches(verifications), "processes": processes}
+
+
+def _verified_process(
+    verification: Verification, node_of: Mapping[int, int | None]
+) -> dict[str, Any]:
+    gpus = [
+        {
+            "vendor": gpu.vendor,
+            "index": gpu.index,
+            "pci_bus_id": gpu.pci_bus_id,
+            "numa_node": gpu.numa_node,
+        }
+        for gpu in verification.near.gpus
+    ]
+    threads = [
+        {
+            "tid": thread.tid,
+            "name": thread.name,
+            "placement": placement,
+            "cpulist": format_list(thread.mask),
+            "last_cpu": thread.last_cpu,
+            "last_node": node_of.get(thread.last_cpu),
+        }
+        for thread, placement, _ in verification.process.threads
+    ]
+    policy = verification.policy
+    return {
+        "pid": verification.process.facts.pid,
+        "name": verification.process.facts.name,
+        "gpus": gpus,
+        "near": {
+            "cpulist": format_list(verification.near.cpus),
+            "memory_nodes": sorted(verification.near.memory),
+        },
+        "threads": threads,
+        "memory": policy and {"policy": policy.policy, "nodes": sorted(policy.nodes)},
+        "resident": verification.memory.resident.by_node if verification.memory else None,
+        "mismatches": verification.mismatches,
+        "notes": list(verification.notes),
+        "cpus_set_by": verification.owner,
+    }
