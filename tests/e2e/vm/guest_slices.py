@@ -19,6 +19,14 @@ LAUNCHES = {
     "slices of an odd size": "-n6 -c3 --gres=gpu:6",
 }
 
+#: LUMI's recipe: masks by hand, in the order of the GPUs that its wrapper picks; and Slurm's own.
+MASKS = ",".join(f"{0xF << (4 * first):x}" for first in (4, 5, 6, 7, 0, 1, 2, 3))
+CHOICES = {
+    "masks by hand": f"-n8 -c4 --gres=gpu:8 --gpu-bind=none --cpu-bind=mask_cpu:{MASKS}",
+    "in the order of cores": "-n8 -c4 --gres=gpu:8 --gpu-bind=none -m block:block",
+}
+CHOSEN = "echo $AFFINITYD_CPULIST $CUDA_VISIBLE_DEVICES $AFFINITYD_LOCALITY"
+
 INSTALLED = "/etc/slurm/affinityd"
 SCRIPTS = Path("/checkout/slurm")
 RUN = Path("/tmp/affinityd")  # noqa: S108 - nobody else is here; jobs find it at /run/affinityd
@@ -75,6 +83,10 @@ def main() -> Document:
                 for mode in MODES:
                     env = {"AFFINITYD_MODE": mode}
                     seen[name][mode] = cluster.srun(*words.split(), "sh", "-c", LOOK, env=env)
+            env = {"AFFINITYD_CHOOSE_GPU": "yes"}
+            for name, words in CHOICES.items():
+                stage(name)
+                seen[name] = cluster.srun(*words.split(), "sh", "-c", CHOSEN, env=env)
         return seen
 
 

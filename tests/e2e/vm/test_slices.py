@@ -84,5 +84,19 @@ def test_as_many_cpus_are_near_as_can_be(seen: Document, run: Run) -> None:
         assert given == min(wanted, len(pool & near))
 
 
+@pytest.mark.parametrize(
+    ("name", "cpus", "gpus"),
+    [
+        ("masks by hand", "16-19 20-23 24-27 28-31 0-3 4-7 8-11 12-15", "01234567"),
+        ("in the order of cores", "0-3 4-7 8-11 12-15 16-19 20-23 24-27 28-31", "45670123"),
+    ],
+)
+def test_tasks_keep_their_cpus_and_get_the_gpus_near_them(
+    seen: Document, name: str, cpus: str, gpus: str
+) -> None:
+    tasks = [line.split()[1:] for line in sorted(seen[name].splitlines()) if line]
+    assert tasks == [[*task, "local"] for task in zip(cpus.split(), gpus, strict=True)]
+
+
 def are_overlapping(sets: Sequence[CpuSet]) -> bool:
     return any(one & other for one, other in combinations(sets, 2))
