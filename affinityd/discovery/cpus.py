@@ -14,8 +14,6 @@ from affinityd.discovery.tree import Tree, number, numbered, read_cpus, read_fie
 from affinityd.linux.syscalls import MAX_NODES
 from affinityd.topology.model import Core, NumaNode
 
-ATOMS = "sys/devices/cpu_atom/cpus"  #: the efficient cores of Intel's hybrid CPUs
-
 
 def read_online(tree: Tree) -> CpuSet:
     """Read `cpu/online`; on a tree without it, the CPUs that have a topology and are not off."""
@@ -72,7 +70,7 @@ def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tu
 
 def _read_slow(tree: Tree, online: CpuSet) -> CpuSet:
     """Return the CPUs of a slower kind than others: of Intel's hybrid CPUs, or by cpu_capacity."""
-    atoms = read_cpus(tree, ATOMS)
+    atoms = read_cpus(tree, "sys/devices/cpu_atom/cpus")  # the efficient cores of hybrid CPUs
     if atoms is not None:
         return atoms & online
     if tree.read(f"{CPUS}/cpu{min(online)}/cpu_capacity") is None:

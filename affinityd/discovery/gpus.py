@@ -24,7 +24,6 @@ NVIDIA = "nvidia"
 AMD = "amd"
 
 DRIVER_GPUS = "proc/driver/nvidia/gpus"
-CAPABILITIES = "proc/driver/nvidia/capabilities"
 
 
 class DriverGpu(NamedTuple):
@@ -50,7 +49,9 @@ def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
             minor=minor,
             model=fields.get("Model") or None,
             excluded=fields.get("GPU Excluded") == "Yes",
-            is_divided=bool(numbered(tree, f"{CAPABILITIES}/gpu{minor}/mig", "gi")),
+            is_divided=bool(
+                numbered(tree, f"proc/driver/nvidia/capabilities/gpu{minor}/mig", "gi")
+            ),
         )
     return gpus
 

@@ -15,9 +15,7 @@ from affinityd.errors import TreeError
 from affinityd.topology.model import Topology
 
 READING_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
-ONLINE_FILE = "sys/devices/system/cpu/online"
 NVIDIA_DRIVER = "proc/driver/nvidia/version"
-NVIDIA_GPUS = "proc/driver/nvidia/gpus"  #: a folder for each
 #: Differ when a GPU driver came, went or was exchanged.
 DRIVERS = (NVIDIA_DRIVER, "sys/class/kfd/kfd/topology/generation_id")
 
@@ -37,7 +35,7 @@ class Machine:
         self.report: NvmlReport | None = None  #: NVML's last
         self._answered_by: str | None = None  # the driver's version when NVML last answered
         #: The file that differs when a CPU comes or goes; None: none does.
-        self.online_file = self._tree.root + ONLINE_FILE if self._tree else None
+        self.online_file = self._tree.root + "sys/devices/system/cpu/online" if self._tree else None
 
     @property
     def tree(self) -> Tree:
@@ -94,7 +92,7 @@ class Machine:
         """Return a value that changes when a driver comes or goes, or one of NVIDIA's GPUs."""
         if self._tree is None:
             return ()
-        return (*map(self._tree.read, DRIVERS), self._tree.list(NVIDIA_GPUS))
+        return (*map(self._tree.read, DRIVERS), self._tree.list("proc/driver/nvidia/gpus"))
 
     def ports(self) -> tuple[tuple[str, bool], ...]:
         """Return a value that changes when an RDMA port goes up or down."""

@@ -22,7 +22,6 @@ POLICY_MODES = (
     *("default", "preferred", "bind", "interleave", "local"),
     *("preferred_many", "weighted_interleave"),  # since 5.15 and 6.9
 )
-NODELESS = ("default", "local")
 
 #: How numa_maps spells them: kernel mm/mempolicy.c, policy_modes. The longer of two goes first.
 SPELLINGS = {
@@ -119,7 +118,7 @@ def parse_policy(text: str) -> MemoryPolicy | None:
     except ValueError:
         return None
     policy = SPELLINGS[spelling]
-    return MemoryPolicy(policy, nodes) if bool(nodes) != (policy in NODELESS) else None
+    return MemoryPolicy(policy, nodes) if bool(nodes) != (policy in ("default", "local")) else None
 
 
 def _first_policy(path: str) -> MemoryPolicy | None:

@@ -154,13 +154,12 @@ def _row(
 VERIFY_COLUMNS = (
     *("pid", "name", "gpu", "node", "threads", "placement", "cpulist", "ran last on", "memory"),
 )
-VERIFY_NUMBERS = {"pid", "threads"}
 
 
 def verify_table(verifications: Sequence[Verification], all_memory: bool = False) -> Iterator[str]:
     """Yield lines: the threads of every process, then the remarks on each."""
     rows = [*chain.from_iterable(map(_thread_rows, verifications))]
-    yield from aligned(VERIFY_COLUMNS, rows, VERIFY_NUMBERS)
+    yield from aligned(VERIFY_COLUMNS, rows, {"pid", "threads"})
     far = [verification for verification in verifications if verification.far]
     is_tree = len(far) > 1 and len({verification.remedy for verification in far}) == 1
     for verification in verifications:
