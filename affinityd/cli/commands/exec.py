@@ -228,7 +228,7 @@ def _pin(options: argparse.Namespace, command: Sequence[str], start: float, swit
             f"{launcher} starts the ranks, and each may run near any of these GPUs; to run each "
             f"near its own: {ORDERS[launcher]}"
         )
-    removed = "AFFINITYD_OWN"  # of 0.2
+    removed = f"{config.PREFIX}OWN"  # of 0.2
     if os.environ.get(removed):
         lines.append(f"{removed} is removed, and ignored: {VARIABLES[removed]}")
     if options.verbose:
