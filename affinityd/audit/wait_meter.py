@@ -235,29 +235,31 @@ class WaitMeter:
         )
 
     def _times(self, waiter: ProcessFacts) -> Mapping[_Name, ThreadTime]:
-        """Read the times of its threads; those of one that has not run since are as they were."""
-        look = self._looks.get((waiter.pid, waiter.start))
-        before = look.processes[waiter.pid, waiter.start] if look else None
+        """Read the times of all its threads: one that waits most may run for less than a tick."""
         times = {}
-        for thread, ticks in zip(waiter.threads, ticks_since(waiter, before), strict=True):
-            name = thread.tid, thread.start
-            time = look.times.get(name) if look else None
-            if time is None or ticks or thread is waiter.threads[0]:
-                time = thread_time(waiter.pid, thread.tid, self._proc)
+        for thread in waiter.threads:
+            time = thread_time(waiter.pid, thread.tid, self._proc)
             if time is not None:
-                times[name] = time
+                times[thread.tid, thread.start] = time
         return times
 
     @staticmethod
     def _thread_times(waiter: ProcessFacts, before: _Look, look: _Look) -> dict[int, ThreadTime]:
         """Return by tid how long its threads ran and waited since the last look.
 
-        Of a thread that began since then all counts.
+        Of a thread that began since then all counts: one that the process did not have, or that
+        began after the look where the process was not seen.
         """
         times = {}
+        waiter_before = before.processes.get((waiter.pid, waiter.start))
+        threads_before = set()
+        if waiter_before is not None:
+            threads_before = {(thread.tid, thread.start) for thread in waiter_before.threads}
         for thread in waiter.threads:
             name = thread.tid, thread.start
             is_new = thread.start >= before.time * TICKS
+            if waiter_before is not None:
+                is_new = name not in threads_before
             # A thread that calls execve(2) takes the main one's id and start, not its times.
             first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
             last = look.times.get(name)

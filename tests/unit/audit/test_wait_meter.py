@@ -73,6 +73,20 @@ def test_the_waits_of_a_process_that_a_scan_could_not_see_count_at_the_next(node
     assert waits.waited == pytest.approx(9)
 
 
+def test_a_thread_that_began_while_the_last_look_was_made_counts_whole(node: Node) -> None:
+    node.look(1000, {PID: (1, 1)})
+    waits = node.look(1010, {PID: (2, 1), PID + 1: (3, 5)})
+    assert waits is not None
+    assert waits.waited == pytest.approx(5)
+
+
+def test_a_thread_that_ran_for_less_than_a_tick_has_its_waits(node: Node) -> None:
+    node.look(1000, {PID: (1, 1), PID + 1: (1, 1)})
+    waits = node.look(1010, {PID: (1, 1), PID + 1: (1.001, 10)})
+    assert waits is not None
+    assert waits.waited == pytest.approx(9)
+
+
 def test_threads_that_are_all_bound_to_one_cpu_of_several_are_told_to_be_unbound(
     node: Node,
 ) -> None:
