@@ -61,7 +61,7 @@ def test_threads_more_than_cpus_wait_and_a_limit_throttles(seen: Document) -> No
 @pytest.mark.parametrize("name", SHORT)
 def test_waits_of_short_threads_are_not_measurable(seen: Document, name: str) -> None:
     assert seen[name]["counted"]["unmeasured"] > 0
-    assert seen[name]["counted"]["measured"] <= 1  # the look at which they have ended
+    assert seen[name]["counted"]["measured"] <= 2  # the looks at which few have ended, or all
 
 
 def test_why_says_that_waits_of_short_threads_are_not_measurable(seen: Document) -> None:
