@@ -108,7 +108,7 @@ def bind(
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
     CPUs each rank asked for; None: Slurm's or the pod's number. `memory` is a policy ("local",
     "preferred", "bind", "interleave") for the calling thread and its children. `nics` names
-    libraries ("ucx", "nvshmem", "uccl", "nccl"), whose variables are set to the near RDMA devices.
+    libraries ("ucx", "nvshmem", "uccl", "nccl"): their variables name the near RDMA devices then.
     `choose_gpu`, to be called before CUDA is, leaves the CPUs and sets the vendor's variable, like
     CUDA_VISIBLE_DEVICES, to the near GPUs, `gpus_per_rank` of them. `timeout` is in seconds: to ask
     a daemon; to read the machine without one, 5 times as long. The others are the parameters of a
@@ -237,7 +237,7 @@ def _unbound(*reasons: str) -> Binding:
 
 
 def _pin_threads(cpus: CpuSet, main: CpuSet, before: CpuSet) -> Iterator[str]:
-    """Pin the threads of this process, whose main one had the mask `main`; yield remarks."""
+    """Pin the threads of this process, and yield remarks. `main`: the main thread's mask before."""
 
     def rule(mask: CpuSet, given: Collection[CpuSet]) -> str:
         is_own = pinning.is_on_purpose(mask, {main, *given}, before)

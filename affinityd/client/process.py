@@ -278,7 +278,7 @@ def mps_daemon(
 ) -> Mapping[str, str] | None:
     """Return the environment of the MPS daemon of a process of a user; None: there is no daemon.
 
-    It is root's, whose list other users do not know, or the user's own.
+    Only the daemons of root and of the user count. Other users cannot read the list of root's.
     """
     name = "nvidia-cuda-mps-control"
     folder = root + (environ.get(environment.MPS_PIPE) or "/tmp/nvidia-mps")  # noqa: S108

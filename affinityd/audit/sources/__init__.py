@@ -313,7 +313,7 @@ class GpuDeviceFiles:
         return target.startswith("/dev/") and not target.startswith(COMMON_FILES)
 
     def opened(self, folder: str) -> set[GpuKey]:
-        """Return the GPUs whose files are open; `folder`: /proc/PID/fd."""
+        """Return the GPUs that a process has open, by the files in `folder`, /proc/PID/fd."""
         keys = set()
         for name in listed(folder):
             link = f"{folder}/{name}"

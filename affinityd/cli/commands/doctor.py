@@ -115,7 +115,7 @@ def _daemon(settings: Settings) -> DaemonFacts:
     system = config.SYSTEM_SOCKET
     if settings.socket not in {default, system}:
         return probe(settings.socket)
-    # Files of a node that has a daemon, or whose jobs ask one.
+    # If one of these files exists, a daemon is installed here, or jobs ask for one.
     expecting = (
         system,
         Path(system).with_name(NODE_FILE),

@@ -54,7 +54,7 @@ ORDERS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors end no job."""
+    """A parser that raises its errors: argparse's own would end the job."""
 
     def error(self, message: str) -> NoReturn:
         """Raise InvalidRequestError."""

@@ -219,6 +219,8 @@ def test_a_plan_is_read_from_its_lines() -> None:
     assert facts(found) == [parse_list("4-7"), parse_list("0-7"), "local", frozenset({1}), 4]
     nowhere = read_plan(shown({**LINES, "AFFINITYD_MEMORY_NODES": ""}))
     assert nowhere.memory_nodes == frozenset()
+    whole = read_plan(shown({**LINES, "AFFINITYD_CPULIST": "0-7"}))
+    assert whole.cpus == whole.allowed
 
 
 @pytest.mark.parametrize(
