@@ -35,6 +35,18 @@ def test_ranks_on_one_gpu_divide_its_cores() -> None:
     assert tasks == ["48-51,176-179", "56-59,184-187", "52-55,180-183", "60-63,188-191"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "cpus"),
+    [
+        ("AFFINITYD_CPUS=32 LOCAL_RANK=1", "8-15,56-63,136-143,184-191"),
+        ("AFFINITYD_CPUS=32 visible=0,1", "48-55,176-183 56-63,184-191"),
+    ],
+)
+def test_stated_cpus_are_a_rank_s_or_else_divided_among_its_gpus(asked: str, cpus: str) -> None:
+    """Where its launcher does not say how many ranks there are."""
+    assert lists(DGX, asked) == cpus
+
+
 def test_tasks_on_instances_of_one_gpu_have_a_part_of_its_cores_each() -> None:
     first = replace(DGX.gpus[0], uuid="GPU-0", mig=(MigInstance("MIG-a1"), MigInstance("MIG-a2")))
     node = replace(DGX, gpus=(first, *DGX.gpus[1:]))
