@@ -122,6 +122,17 @@ def test_an_endless_answer_is_refused(tmp_path: Path) -> None:
         grpc.call(f"{tmp_path}/s", METHOD, b"", 20 * TIMEOUT)
 
 
+def test_an_answer_may_be_as_large_as_the_limit_and_not_a_byte_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path / "s", sends(BEGIN + in_parts(message()) + END)):
+        monkeypatch.setattr(grpc, "LARGEST_ANSWER", len(SAID))
+        assert grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT) == SAID
+        monkeypatch.setattr(grpc, "LARGEST_ANSWER", len(SAID) - 1)
+        with pytest.raises(ValueError, match="with over"):
+            grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT)
+
+
 def test_of_a_field_that_is_there_twice_the_last_value_counts() -> None:
     """As protobuf.dev has it, "Last One Wins"."""
     long = "b" * 200  # whose length is two bytes
