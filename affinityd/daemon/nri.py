@@ -209,12 +209,9 @@ class NriPlugin:
             time.sleep(pause)
 
     def _log_connected(self) -> None:
-        namespaces = ", ".join(sorted(self._rules.namespaces))
-        log.info(
-            "NRI at %s: the runtime knows the plugin; namespaces: %s",
-            self._socket,
-            namespaces or "none, only pods with the label affinityd=on",
-        )
+        names = ", ".join(sorted(self._rules.namespaces))
+        names = names or "none, only pods with the label affinityd=on"
+        log.info("NRI at %s: the runtime knows the plugin; namespaces: %s", self._socket, names)
 
     def _create_container(self, request: bytes) -> bytes:
         """Return a CreateContainerResponse."""
@@ -368,8 +365,11 @@ class NriPlugin:
             why = f"not adjusted: {error}"
         except (AffinityError, OSError, ValueError) as error:
             why = f"not adjusted, and tried again: {error}"
-            if isinstance(error, NoSuchGpuError) and not known.is_logged:
-                self._read_again()  # maybe of a driver that came after the last reading
+            if isinstance(error, NoSuchGpuError):
+                if known.pause == LONGEST_PAUSE:  # the machine has been read meanwhile
+                    outcome = "unplaced"
+                elif not known.is_logged:
+                    self._read_again()  # maybe of a driver that came after the last reading
         if not known.is_logged:
             log.warning("%s is %s", name, why)
         known.is_logged = True

@@ -22,6 +22,7 @@ from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny
 
 PRIVILEGED = ["/dev/mem", "/dev/nvidia0", "/dev/nvidia1"]
 CHANGED = {"container-1": NEAR}
+HOUR = 3600.0  #: longer than a test, where a second is meant
 PLACES = {"cpus": frozenset(CPUS), "mems": frozenset({0, 1})}
 read_again: list[int] = []  #: for how many GPUs the machine was to be read
 
@@ -63,7 +64,8 @@ def plugin(
     monkeypatch.setattr(nri, "cpuset_at", lambda *_, kind="cpus": PLACES[kind])
     settings = Settings(nri=socket, nri_namespaces=chosen)
     made = NriPlugin(settings, KnownNode(Node(tiny())), lambda: read_again.append(1))
-    monkeypatch.setattr(nri, "FIRST_PAUSE", 3600)
+    monkeypatch.setattr(nri, "FIRST_PAUSE", HOUR)
+    monkeypatch.setattr(nri, "LONGEST_PAUSE", 30 * HOUR)
     made.start()
     registered = runtime.accept()
     assert (text(registered, 1), text(registered, 2)) == ("affinityd", "99")
@@ -73,7 +75,7 @@ def plugin(
     assert number(read(subscribed), 2) == events  # create, created, update, stop, remove
     read_again.clear()
     yield made
-    monkeypatch.setattr(nri, "FIRST_PAUSE", 3600)
+    monkeypatch.setattr(nri, "FIRST_PAUSE", HOUR)
     runtime.close()
     eventually(lambda: not made.is_known, "it has lost the runtime")
 
@@ -215,6 +217,22 @@ def test_a_container_whose_gpu_comes_later_is_placed_then(
     assert states(plugin) == {"container-1": "pinned"}
     assert [it for it in caplog.messages if "tried again" in it] == caplog.messages
     assert len(caplog.messages) == 1
+
+
+def test_a_gpu_that_this_node_has_not_is_tried_for_half_a_minute_with_one_line(
+    runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_running(plugin, runtime, created(devices=[], env=["NVIDIA_VISIBLE_DEVICES=77"]))
+    (known,) = plugin._containers.values()
+    for pause in (2, 4, 8, 16, 30):
+        assert states(plugin) == {"container-1": "missed"}
+        try_again(runtime, plugin)
+        eventually(lambda: known.pause == pause * HOUR, "it is tried again")  # noqa: B023
+    eventually(lambda: states(plugin) == {}, "it is left alone")
+    try_again(runtime, plugin)
+    assert (known.next, known.adjustment.outcome) == (0.0, "unplaced")
+    assert (read_again, len(caplog.messages)) == ([1], 1)
+    assert "training/job/main is not adjusted, and tried again: granted: no GPU 77" in caplog.text
 
 
 @pytest.mark.parametrize("farewell", [b"", b"\x00\x00\x00\x01\xff\xff\xff\xff"])
