@@ -5,6 +5,8 @@ In a training script: `affinityd.bind()`, or `affinityd.set_affinity(gpu_id, npr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 __version__ = "0.2.0"
 __all__ = [
     "AffinityError",
@@ -20,7 +22,6 @@ __all__ = [
     "worker_init_fn",
 ]
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.cli.commands.verify import verify
     from affinityd.client.bind import (

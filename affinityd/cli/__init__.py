@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from io import TextIOWrapper
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.errors import DAEMON_EXTRA, AffinityError
 from affinityd.text import quote
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from affinityd.cli.parser import Parser
 
 COMMANDS = {
@@ -74,8 +74,7 @@ def parser_of(name: str) -> Parser:
 def _import(name: str) -> ModuleType:
     """Import a command. Raises ImportError if a file of it cannot be read."""
     try:
-        # importlib, which would say this in words, costs exec a twentieth of Python's start.
-        return __import__(f"affinityd.cli.commands.{name}", fromlist=["run"])
+        return import_module(f"affinityd.cli.commands.{name}")
     except OSError as error:  # which `entry` would take for one of stdout
         raise ImportError(f"{name} cannot be imported: {error}") from error
 

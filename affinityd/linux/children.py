@@ -8,9 +8,9 @@ sockets, waits for one that a driver holds in the kernel.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` takes half as long as Python's start
 import os
 import select
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -73,7 +73,7 @@ class Child:
         if status is None:
             for kill in (os.killpg, os.kill):  # it may not be a group yet
                 with suppress(ProcessLookupError):
-                    kill(self.pid, _signal.SIGKILL)
+                    kill(self.pid, signal.SIGKILL)
             status = self._ended(GRACE)
         if status is None:
             stuck.append(self.pid)
@@ -144,7 +144,7 @@ def run_program(
         output, complaint = child.communicate(timeout=seconds)
     except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, _signal.SIGKILL)
+            os.killpg(child.pid, signal.SIGKILL)
         try:
             child.communicate(timeout=GRACE)
         except subprocess.TimeoutExpired:
@@ -159,7 +159,7 @@ def ending(status: int | None) -> str:
     """Return how a child ended that did not do its work, by its status."""
     if status is None:
         return "cannot be ended: it waits in the kernel"
-    return f"crashed: {_signal.strsignal(-status)}" if status < 0 else "ended early"
+    return f"crashed: {signal.strsignal(-status)}" if status < 0 else "ended early"
 
 
 def exit_status(pid: int) -> int | None:
@@ -185,9 +185,9 @@ def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -
     What the parent would do at its end is not done.
     """
     try:
-        _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
-        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [_signal.SIGALRM])
-        _signal.setitimer(_signal.ITIMER_REAL, patience + GRACE)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
         os.setsid()
         nowhere = os.open(os.devnull, os.O_RDWR)
         kept = os.dup(pipe)  # beyond the numbers that are overwritten here
@@ -200,7 +200,7 @@ def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -
             rest = memoryview(part)
             while rest:
                 rest = rest[os.write(PIPE, rest) :]
-            _signal.setitimer(_signal.ITIMER_REAL, patience + GRACE)
+            signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
     except BrokenPipeError:  # the parent has ended
         pass
     finally:

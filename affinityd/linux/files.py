@@ -11,15 +11,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from _thread import allocate_lock, start_new_thread
+from collections.abc import Callable, Collection, Mapping
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+if TYPE_CHECKING:  # it costs more to import than Python to start
     from pathlib import Path
-    from typing import TypeVar
 
-    T = TypeVar("T")
+T = TypeVar("T")
 
 READ_SIZE = 65536  #: bytes that are read at once
 
@@ -105,21 +104,20 @@ def in_time(read: Callable[[], T], seconds: float) -> T:
     """
     results: list[T] = []
     errors: list[BaseException] = []
-    has_ended = allocate_lock()
-    has_ended.acquire()
 
     def run() -> None:
         try:
             results.append(read())
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
             errors.append(error)
-        has_ended.release()
 
+    reader = Thread(target=run, daemon=True)
     try:
-        start_new_thread(run, ())
+        reader.start()
+        reader.join(max(seconds, 0.0))
     except RuntimeError:
         run()
-    if not has_ended.acquire(timeout=max(seconds, 0.0)):
+    if not results and not errors:
         raise TimeoutError
     if errors:
         raise errors[0]
