@@ -14,8 +14,7 @@ from affinityd.audit.memory import REMEDIES as MEMORY_REMEDIES
 from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, CpuTime, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.audit.verdict import Finding
-from affinityd.audit.waits import CAUSES as WAIT_CAUSES
-from affinityd.audit.waits import Waits, remedy
+from affinityd.audit.waits import WAIT_CAUSES, Waits, remedy
 from affinityd.cpuset import format_list
 from affinityd.discovery.nvml import NO_LOAD, NvmlLoad
 from affinityd.json_codec import CpuList, OneOf, left_out, rfc3339

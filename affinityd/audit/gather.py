@@ -182,10 +182,6 @@ def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
     ]
 
 
-#: The file of an OpenMP runtime among those that a process maps: of GCC, Intel or LLVM.
-RUNTIME = re.compile(r"/(lib(?:gomp|iomp5|omp)\b[^/\n]*)$", re.MULTILINE)
-
-
 def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
     """Return what set a process's mask, or moved threads of it; None: nothing, or it is not known.
 
@@ -218,7 +214,8 @@ def _owner_of_threads(facts: ProcessFacts, moved: Sequence[Thread], root: str) -
     """Return what moved threads of a process: OpenMP gives each thread a place of its own."""
     main = facts.threads[0]
     maps = (content(f"{root}/proc/{facts.pid}/maps") or b"").decode(errors="replace")
-    runtime = RUNTIME.search(maps)
+    # The library of an OpenMP runtime: of GCC, Intel or LLVM.
+    runtime = re.search(r"/(lib(?:gomp|iomp5|omp)\b[^/\n]*)$", maps, re.MULTILINE)
     for thread in moved:
         # OpenMP gives no thread more CPUs than the main one.
         if runtime and thread.name == main.name and not thread.mask > main.mask:

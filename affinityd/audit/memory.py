@@ -34,7 +34,7 @@ LEAST = 2**30  #: bytes from which on far memory is worth a line where it was no
 #: Of a scan; of processes that it does not come to it knows what it found before.
 SECONDS = 0.05
 
-PLACES = NEAR, FAR, _ = "near", "far", UNKNOWN
+PLACES = ("near", "far", UNKNOWN)
 
 #: Why memory is far, the first that fits, with the remedy.
 POLICY, BY_FIRST, FULL, LATE = "policy", "shared", "full", "late"
@@ -106,9 +106,9 @@ class HostMemory:
     def placed(self) -> Mapping[str, int]:
         """Bytes of the host's own memory by placement: near, far, unknown."""
         if self.share is None:
-            return {NEAR: 0, FAR: 0, UNKNOWN: self.size}
+            return {"near": 0, "far": 0, UNKNOWN: self.size}
         far = round(self.size * self.share)
-        return {NEAR: self.size - far, FAR: far, UNKNOWN: 0}
+        return {"near": self.size - far, "far": far, UNKNOWN: 0}
 
     @property
     def pinned(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class HostMemory:
     @property
     def pinned_far(self) -> int:
         """Bytes of far memory that likely are pinned."""
-        return min(self.placed[FAR], self._buffers(self.far) + sum(self.resident.locked.values()))
+        return min(self.placed["far"], self._buffers(self.far) + sum(self.resident.locked.values()))
 
     def _buffers(self, nodes: frozenset[int]) -> int:
         """Return the bytes of CUDA buffers on these nodes."""
@@ -143,13 +143,13 @@ class HostMemory:
             return POLICY
         if self.resident.pages(self.far, (SHARED, MAPPED)) >= self.resident.pages(self.far) / 2:
             return BY_FIRST
-        if self.refused >= self.placed[FAR] > self.room:
+        if self.refused >= self.placed["far"] > self.room:
             return FULL
         return UNKNOWN if self.placement == UNKNOWN else LATE
 
     def is_notable(self, least: float = LEAST) -> bool:
         """Return whether so many bytes of it are far, and a notable part of it."""
-        return self.cause is not None and self.placed[FAR] >= least
+        return self.cause is not None and self.placed["far"] >= least
 
     def remedy(self, pid: int | None) -> str | None:
         """Return the remedy; None: it needs none. `pid`: whose memory a command here may move."""
@@ -158,7 +158,7 @@ class HostMemory:
         remedy = REMEDIES[self.cause]
         if self.cause in {ALLOCATION, POLICY, FULL}:
             return remedy
-        if self.pinned_far > self.placed[FAR] / 2:
+        if self.pinned_far > self.placed["far"] / 2:
             return f"{remedy}; pinned: restart it near"
         if pid is None:
             return remedy

@@ -14,7 +14,7 @@ from affinityd.audit.model import KUBERNETES, AuditedProcess, ContainerResources
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.processes import INIT
 from affinityd.topology.model import Gpu, Topology
-from affinityd.topology.nearness import ALLOCATION, FAR, UNPINNED, Vicinity
+from affinityd.topology.nearness import ALLOCATION, FAR_PLACEMENTS, UNPINNED, Vicinity
 
 PIN_FIXES = "{pin} fixes that"
 START_HERE = "start commands here with affinityd exec {options}-- COMMAND"
@@ -61,7 +61,7 @@ class Remedies:
             if process.is_mismatch:
                 target = self._target(process).facts
                 for mask, word in process.judged.items():
-                    if word in FAR and mask != target.threads[0].mask:
+                    if word in FAR_PLACEMENTS and mask != target.threads[0].mask:
                         self._to_force.add(target.pid)
         self._near = Judge(topology).vicinity
 

@@ -13,9 +13,9 @@ from affinityd.grouping import grouped
 from affinityd.json_codec import OneOf
 from affinityd.text import count
 from affinityd.topology.model import GpuKey, Topology
-from affinityd.topology.nearness import UNPINNED, name_gpus
+from affinityd.topology.nearness import UNKNOWN, UNPINNED, name_gpus
 
-LOST, FAR, ORPHAN, WAITING, UNKNOWN = "lost", "far", "orphan", "waiting", "unknown"
+LOST, FAR, ORPHAN, WAITING = "lost", "far", "orphan", "waiting"
 NEAR, RESERVED, IDLE = "near", "reserved", "idle"
 #: The worst first. Lost: it computes no more. Unpinned: a process may run anywhere, also near.
 #: Unknown: its processes, or its place. Reserved: a job has it, and no process uses it. Idle: none

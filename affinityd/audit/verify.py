@@ -23,7 +23,7 @@ from affinityd.linux.pinning import is_on_purpose
 from affinityd.linux.processes import Thread
 from affinityd.planner import RankPlan, widened_cpus
 from affinityd.text import count
-from affinityd.topology.nearness import ALLOCATION, FAR, Vicinity, cause_of, vicinity
+from affinityd.topology.nearness import ALLOCATION, FAR_PLACEMENTS, Vicinity, cause_of, vicinity
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Verification:
         if self.process.cause == ALLOCATION:
             return {}
         placed = grouped(self.process.threads, lambda placed: placed.placement)
-        return {word: [it.thread for it in placed[word]] for word in FAR if word in placed}
+        return {
+            word: [it.thread for it in placed[word]] for word in FAR_PLACEMENTS if word in placed
+        }
 
     def is_skipped(self, before: CpuSet) -> bool:
         """Whether a pin, of a process with this mask, would leave some of the far threads alone."""

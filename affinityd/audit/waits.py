@@ -13,7 +13,7 @@ from affinityd.linux.scheduling import ThreadTime
 from affinityd.text import count
 
 THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM = "throttled", "own_threads", "neighbor", "system"
-CAUSES = (THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM)
+WAIT_CAUSES = (THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM)
 
 SHORT_LIVED = "short-lived threads"  #: why the waits of a process are not known
 NOTABLE = 0.01  #: a process waits if its threads do for more than this part of the interval

@@ -19,7 +19,8 @@ UNKNOWN = "unknown"  #: the machine does not say where the GPU is
 UNPINNED = "unpinned"  #: of a living process: on every online CPU, and some of them are far
 LOCALITIES = (LOCAL, MIXED, REMOTE, UNKNOWN)  #: of plans, best to worst
 PLACEMENTS = (LOCAL, MIXED, REMOTE, UNPINNED, UNKNOWN)  #: of living processes
-FAR = (MIXED, REMOTE, UNPINNED)  #: placements of a thread that may run far from its GPUs
+#: Placements of a thread that may run far from its GPUs.
+FAR_PLACEMENTS = (MIXED, REMOTE, UNPINNED)
 
 #: Why a process may run far from its GPUs, besides UNPINNED.
 ALLOCATION = "allocation"  #: its cpuset has no near CPU, or fewer than its job asked for
@@ -150,7 +151,7 @@ def cause_of(
     The process may use `cpuset`; `widened` are the CPUs, near and far, that it was given because
     it asked for more than are near; None: unknown, or it was not.
     """
-    far = [mask for mask, place in placements.items() if place in FAR]
+    far = [mask for mask, place in placements.items() if place in FAR_PLACEMENTS]
     if not far:
         return None
     if cpuset is not None and cpuset.isdisjoint(near):

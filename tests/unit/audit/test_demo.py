@@ -7,13 +7,13 @@ import pytest
 from affinityd.audit import demo
 from affinityd.audit.demo import Demo
 from affinityd.audit.document import document
-from affinityd.audit.verdict import LOST, RESERVED, STATES, UNKNOWN, states
+from affinityd.audit.verdict import LOST, RESERVED, STATES, states
 from affinityd.cli.commands.serve import of_demo
 from affinityd.config import SYSTEM_SOCKET
 from affinityd.config.settings import DEFAULT_LISTEN, Settings
 from affinityd.errors import InvalidRequestError
 from affinityd.machines import BUSY, load
-from affinityd.topology.nearness import CAUSES
+from affinityd.topology.nearness import CAUSES, UNKNOWN
 
 PID_MAX_LIMIT = 2**22  #: proc_sys_kernel(5): no process of this machine has such a pid
 
