@@ -225,9 +225,9 @@ def _draw(
 def room_on(node: int) -> int:
     """Return the bytes that a node has free, or can free at once: of files not used lately."""
     path = f"/sys/devices/system/node/node{node}/meminfo"
-    sizes = {}
+    room = 0
     for line in text(path).splitlines():  # Node 0 MemFree: 1024 kB
-        words = line.split()
-        if len(words) > 3:  # noqa: PLR2004
-            sizes[words[2]] = int(words[3]) * 1024
-    return sizes.get("MemFree:", 0) + sizes.get("Inactive(file):", 0)
+        match line.split():
+            case [_, _, "MemFree:" | "Inactive(file):", size, *_]:
+                room += int(size) * 1024
+    return room

@@ -13,6 +13,7 @@ from affinityd.linux import pinning
 from affinityd.linux.cgroup import mask_of
 from affinityd.linux.pinning import LEFT_ALONE, PINNED, PinResult, Target, pin_threads
 from affinityd.linux.processes import descendants, thread_ids
+from tests.support.child_python import said
 from tests.support.children import CHURN, HEADLESS, present, program, sleeping
 from tests.support.daemons import eventually
 
@@ -47,6 +48,20 @@ print('ready', flush=True)
 sys.stdin.readline()
 os.fork()
 sys.stdin.read()
+"""
+
+#: A process of one thread pins itself to the CPU in argv, and prints how many passes that takes.
+SELF = """
+import os, sys
+from affinityd.linux.pinning import Target, pin_threads
+from affinityd.linux.processes import stat_of
+target = Target(os.getpid(), stat_of(os.getpid()).start, frozenset({int(sys.argv[1])}))
+passes = []
+def targets():
+    passes.append(target)
+    return [target]
+pin_threads(targets)
+print(len(passes))
 """
 
 #: Three threads, the second of which has pinned itself to the CPU in argv; a child that has a
@@ -118,6 +133,10 @@ def test_a_child_that_is_being_forked_is_pinned(milliseconds: float) -> None:
         (forked,) = descendants(child.pid)
         assert mask_of(forked.number) == FIRST
     assert [thread.pid for thread in pinned.threads] == [child.pid, forked.number]
+
+
+def test_a_process_that_pins_itself_does_not_wait_for_its_own_thread() -> None:
+    assert said(SELF, str(min(FIRST))) == str(1 + pinning.QUIET_PASSES)
 
 
 def test_a_pin_ends_although_threads_come_and_go() -> None:
