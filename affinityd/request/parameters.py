@@ -15,7 +15,8 @@ from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner import Options
 from affinityd.planner.modes import MODES
 from affinityd.request.environment import ENV, LONG_LISTS, MAX_ENTRIES, READ, chooses_gpu
-from affinityd.request.task import Task, read_masks, read_task
+from affinityd.request.task import Task, read_task
+from affinityd.request.task_cpus import read_masks
 from affinityd.text import one_of, quote, whole_number
 
 #: Of a query, and of a value, in characters: the masks of 256 tasks on 512 CPUs take 34,000, a list
@@ -289,7 +290,9 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
     if order:
         task = replace(task, gpu_order=_read_entries(order))
     if request.choose:
-        task = read_masks(environ, task)
+        masks, why = read_masks(environ)
+        bound = None if masks else task.slice
+        task = replace(task, masks=masks, masks_unknown=why, slice=bound)
     options = request.options
     if task.has_own_block and options.share == "auto":
         options = replace(options, share="node")

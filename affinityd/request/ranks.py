@@ -24,7 +24,8 @@ from affinityd.planner.slices import plan_within
 from affinityd.request.devices import Entry, VisibleDevices, all_devices, named, narrowed
 from affinityd.request.environment import CUDA, MAX_ENTRIES, ROCR
 from affinityd.request.parameters import Request
-from affinityd.request.task import BLOCK, UNKNOWN_ORDER, SlurmTask, Task, gpus_seen
+from affinityd.request.task import Task, gpus_seen
+from affinityd.request.task_cpus import SlurmTask
 from affinityd.topology.model import Gpu, Node, Topology
 
 UNKNOWN_CPUS = "choose: the CPUs of the other ranks are not known"
@@ -132,11 +133,11 @@ def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
     entries = resolved.entries
     listed = resolved.task.gpu_order
     gpus = len(entries)
-    if gpus > 1 and listed not in {(), (BLOCK,)}:
+    if gpus > 1 and listed not in {(), ("block",)}:
         try:
             order = named(resolved.seen, listed)
         except (InvalidRequestError, NoSuchGpuError) as error:
-            why = "which GPU it uses is not known" if listed == (UNKNOWN_ORDER,) else error
+            why = "which GPU it uses is not known" if listed == ("unknown",) else error
             raise BoundError(f"{GPU_ORDER}={','.join(listed)}: {why}") from None
         return tuple((order[rank % len(order)],) for rank in range(ranks))
     if ranks >= gpus:

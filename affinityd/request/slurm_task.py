@@ -33,7 +33,7 @@ from affinityd.request.ranks import (
     repeat_each,
     warned,
 )
-from affinityd.request.task import SlurmTask
+from affinityd.request.task_cpus import SlurmTask
 from affinityd.text import count
 from affinityd.topology.model import cpus_of
 from affinityd.topology.nearness import vicinity

@@ -20,8 +20,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from affinityd.config import CPUS
-from affinityd.cpuset import CpuSet, parse_list, parse_mask, several
+from affinityd.cpuset import CpuSet, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.planner import Options, PlanWarning
 from affinityd.planner.modes import MODES
@@ -39,44 +38,21 @@ from affinityd.request.devices import (
     with_uuid,
 )
 from affinityd.request.environment import Environment, Rank, number, visible
-from affinityd.text import one_line, quote
+from affinityd.request.task_cpus import (
+    SlurmTask,
+    TaskCpus,
+    asked_cpus,
+    bound_by,
+    read_slice,
+    read_slurm_task,
+)
+from affinityd.text import quote
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import near_nodes
 
-BLOCK = "block"  #: of AFFINITYD_GPU_ORDER: neighbors share a GPU
-UNKNOWN_ORDER = "unknown"  #: of it, too: nothing is assumed
-MOST_SHOWN = 20  #: characters of a binding, in a message
 FILE = r"(minor|drm|davinci|accel):[0-9]{1,9}"  #: a device file
 AMBIGUOUS = "ambiguous_index"
 BY_UUID = "name the GPU by its UUID"
-
-
-@dataclass(frozen=True)
-class TaskCpus:
-    """The CPUs that a task, a launcher's process, asked for, as its variables say."""
-
-    cpus: int | None = None  #: a number
-    tasks: int | None = None  #: or an equal part of those that so many tasks may use
-    of_job: int | None = None  #: how many the job, or the container, has on this node
-    #: Nothing but the size of the mask or cpuset says it: the part counts up to a GPU's part of the
-    #: machine's cores, and not at all where that is the whole machine.
-    is_allotment: bool = False
-    is_container: bool = False  #: `of_job` is a container's: all of a node is what was not limited
-
-
-@dataclass(frozen=True)
-class SlurmTask:
-    """A task of a Slurm step on this node, with what Slurm bound the others to."""
-
-    number: int  #: of the task on this node
-    tasks: int  #: how many there are on this node
-    step_gpus: int | None  #: how many the step has on this node
-    masks: tuple[CpuSet, ...]  #: those that Slurm chose; (): Slurm bound none
-    mask: CpuSet | None = None  #: of the task, as it is now; None: not stated
-    pinned: CpuSet = frozenset()  #: what affinityd has pinned it to; empty: it has not
-    allowed: CpuSet = frozenset()  #: the CPUs before that pin; of a slice, all that the task has
-    #: Slurm bound GPUs to tasks, as --gpu-bind or --gpus-per-task say, or affinityd has chosen them
-    binds_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +78,9 @@ class Task:
     slice: CpuSet | None = None  #: the CPUs to which a launcher bound the rank; None: to none
     slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
     bound: str | None = None  #: why its CPUs stay as they are; None: they may change
-    gpu_order: tuple[str, ...] = ()  #: the GPU of each rank, or a word; (): by its number
+    #: The GPU of each rank; (): by its number. Or a word: block: neighbors share a GPU; unknown:
+    #: nothing is assumed
+    gpu_order: tuple[str, ...] = ()
     masks: tuple[CpuSet, ...] = ()  #: the CPUs of each rank here; (): all have the same
     masks_unknown: str | None = None  #: why they are not known; None: they are
     opened: str | None = None  #: the devices that it may open, also those of other jobs
@@ -128,17 +106,17 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
         rank = None
     task = replace(
         _read_numberings(environ, stated),
-        slice=_slice_of(environ, stated, launched, is_named=is_named),
+        slice=read_slice(environ, stated.cpuset, launched, is_named=is_named),
         is_launched=bool(environ.keys() - {env.ALLOWED, env.CPULIST}),
     )
     if options.cpus is None:
         of_script = rank is None and bool(stated.rank) and not stated.ranks
-        cpus = _asked_cpus(environ, stated.ranks, launched, of_script=of_script)
+        cpus = asked_cpus(environ, stated.ranks, launched, of_script=of_script)
         task = replace(task, cpus=cpus)
     if not is_named and (launched is None or launched.variable == env.SLURM_TASK):
-        task = replace(task, bound=_bound_by(environ, launched))
+        task = replace(task, bound=bound_by(environ, launched))
         if launched and launched.size:
-            slurm = _slurm_task(environ, launched.number, launched.size, stated.cpuset)
+            slurm = read_slurm_task(environ, launched.number, launched.size, stated.cpuset)
             task = replace(task, job=stated.job or _gpus_of_job(environ), slurm=slurm)
             return replace(task, granted=_granted(environ, task))
     if rank is None and len(stated.rank or ()) != 1:
@@ -192,147 +170,6 @@ def choose_visible(topology: Topology, task: Task) -> Task:
     present = {gpu.vendor for gpu in gpus}
     vendors = present.intersection(_vendors_of(task) or present)
     return replace(task, visible=visible(dict(task.lists), vendors) if vendors else None)
-
-
-# The CPUs that it asked for, and those that were given to it.
-
-
-def _asked_cpus(
-    environ: Environment, ranks: int | None, rank: Rank | None, *, of_script: bool
-) -> TaskCpus | None:
-    """Return how many CPUs a process's task asked for; None: unknown.
-
-    By AFFINITYD_CPUS; else under Slurm by -c, which a batch script, `of_script`, has for all its
-    tasks; else it is a part of what its tasks have together: the job's CPUs, the container's
-    (AFFINITYD_JOB_CPUS), or an allotment (AFFINITYD_ALLOWED). Raises InvalidRequestError.
-    """
-    stated = environ.get(CPUS)
-    in_slurm = env.SLURM_JOB in environ
-    if stated == "none":
-        return None
-    each = number(stated)
-    if stated and not each:
-        raise InvalidRequestError(f"{CPUS}: {quote(stated)} is neither none nor a number")
-    of_job = of_container = number(environ.get(env.JOB_CPUS))
-    if in_slurm and not of_job:
-        on_node = environ.get("SLURM_CPUS_ON_NODE")
-        of_job = number(on_node) if on_node else env.job_cpus(environ)
-    if not stated and in_slurm and not of_container:
-        each = _cpus_per_task(environ, rank)
-    if each and in_slurm and of_script:
-        return TaskCpus(tasks=1, of_job=each)
-    if each:
-        return TaskCpus(cpus=each, of_job=of_job)
-    tasks = ranks or (rank and rank.size) or 1
-    if of_container or in_slurm:
-        return TaskCpus(tasks=tasks, of_job=of_job, is_container=bool(of_container))
-    return TaskCpus(tasks=tasks, is_allotment=True) if environ.get(env.ALLOWED) else None
-
-
-def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
-    """Return Slurm's -c; of a script, for all of its tasks. None: it was not given."""
-    each = number(environ.get("SLURM_CPUS_PER_TASK"))
-    if not each or (rank and rank.variable != env.SLURM_TASK):
-        return None
-    step = number(environ.get("SLURM_STEP_ID"))
-    if step is None or step >= env.SLURM_SPECIAL_STEP:
-        each *= number(environ.get("SLURM_NTASKS")) or 1
-    return each
-
-
-def _slice_of(
-    environ: Environment, stated: Task, launched: Rank | None, *, is_named: bool
-) -> CpuSet | None:
-    is_task = launched is not None and launched.variable == env.SLURM_TASK and launched.size
-    if is_named and launched and is_task and _has_slurm_masks(environ):
-        slices = [mask for mask in _bind_list(environ)[: launched.size] if mask]
-        if len(slices) > 1 and sum(map(len, slices)) == len(frozenset().union(*slices)):
-            return stated.cpuset  # whichever GPU it uses, the others keep theirs
-    try:
-        return parse_list(environ[env.SLICE]) if env.SLICE in environ else None
-    except ValueError as error:
-        raise InvalidRequestError(f"env: {env.SLICE}: {error}") from None
-
-
-def _bound_by(environ: Environment, launched: Rank | None) -> str | None:
-    """Return why a task of a Slurm step is left alone: the user's option; None: it is not."""
-    if "SLURM_STEP_ID" not in environ:
-        return None
-    kind = environ.get("SLURM_CPU_BIND_TYPE", "")
-    is_own_list = kind.startswith("mask_cpu") and _has_slurm_masks(environ)
-    if kind.startswith("none"):
-        return (
-            "--cpu-bind=none, of the user or the site, leaves its CPUs alone; without it each task "
-            "keeps the CPUs that Slurm chose, and affinityd exchanges far ones"
-        )
-    if kind.startswith(("rank", "map_", "mask_")) and not is_own_list:
-        option = one_line(kind.partition(":")[0][:MOST_SHOWN])
-        return f"its CPUs are bound by --cpu-bind={option}, or by the CpuBind= of the site"
-    # Its pages would stay where Slurm bound them.
-    memory = environ.get("SLURM_MEM_BIND_TYPE") or "none"
-    if not memory.removeprefix("quiet,").startswith("none"):
-        return f"its memory is bound by --mem-bind={one_line(memory[:MOST_SHOWN])}"
-    if launched and not launched.size and _has_slurm_masks(environ):
-        return "neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says how many tasks there are"
-    return None
-
-
-def _has_slurm_masks(environ: Environment) -> bool:
-    """Return whether Slurm chose the masks of the tasks of a step."""
-    return environ.get("SLURM_CPU_BIND_LIST", "").startswith("0x")
-
-
-def _bind_list(environ: Environment) -> tuple[CpuSet, ...]:
-    """Return the CPUs of each task that srun lists: 0xf*4, or numbers. Raises as `read_masks`."""
-    is_map = environ.get("SLURM_CPU_BIND_TYPE", "").startswith("map_cpu")
-    masks: list[CpuSet] = []
-    try:
-        for entry in environ["SLURM_CPU_BIND_LIST"].split(","):
-            value, _, times = entry.partition("*")
-            cpus = frozenset({int(value, 0)}) if is_map else parse_mask(value)
-            masks += [cpus] * min(number(times or "1") or 1, env.MAX_ENTRIES)
-    except ValueError as error:
-        raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
-    return tuple(masks[: env.MAX_ENTRIES])
-
-
-def read_masks(environ: Environment, task: Task) -> Task:
-    """Return a task with the CPUs of all ranks of its node, or why they are not known.
-
-    Slurm lists them. Other launchers do not. Raises InvalidRequestError.
-    """
-    rank = env.local_rank(environ)
-    if rank is None or env.is_alone(environ, rank) or env.GPUS in environ:
-        return task
-    in_slurm = rank.variable == env.SLURM_TASK
-    kind = environ.get("SLURM_CPU_BIND_TYPE", "") if in_slurm else ""
-    why = None
-    if kind.startswith(("map_cpu", "mask_cpu")) and environ.get("SLURM_CPU_BIND_LIST"):
-        return replace(task, masks=_bind_list(environ), slice=None)
-    if kind.startswith(("rank", "map_", "mask_")):
-        kind = one_line(kind[:MOST_SHOWN])
-        why = f"--cpu-bind={kind} does not list them, --cpu-bind=cores does"
-    elif env.SLICE in environ and in_slurm:
-        why = "a script bound this one, as by numactl or taskset: --cpu-bind=cores in its place"
-    elif env.SLICE in environ:
-        switch = env.UNBINDING.get(rank.variable, "another launch")
-        why = f"the launcher bound each to its own: {switch}, or srun"
-    return replace(task, masks_unknown=why)
-
-
-def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None) -> SlurmTask:
-    gpu_bind = environ.get("SLURM_TRES_BIND", "").removeprefix("gres/gpu:")
-    return SlurmTask(
-        number=task,
-        tasks=tasks,
-        step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
-        masks=_bind_list(environ) if _has_slurm_masks(environ) else (),
-        mask=mask,
-        pinned=env.read_cpus(environ, env.CPULIST),
-        allowed=env.read_cpus(environ, env.ALLOWED),
-        binds_gpus=gpu_bind.removeprefix("verbose,") not in {"", "none", "verbose"}
-        or env.GPUS in environ,
-    )
 
 
 # The GPUs of its job, and its siblings.

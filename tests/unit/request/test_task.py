@@ -8,7 +8,7 @@ import pytest
 from affinityd.cpuset import format_list
 from affinityd.errors import InvalidRequestError
 from affinityd.request.parameters import Request, parse_query
-from affinityd.request.task import TaskCpus
+from affinityd.request.task_cpus import TaskCpus
 from tests.support.tables import cases, rows, words
 
 TORCHRUN = "LOCAL_RANK=1 LOCAL_WORLD_SIZE=4"
