@@ -5,10 +5,6 @@ A message is one line that quotes the wrong value and says what would be right.
 
 from __future__ import annotations
 
-#: How a missing Python package is had.
-DAEMON_EXTRA = "install the package affinityd-daemon, or affinityd's extra daemon (docs/install.md)"
-NVML_EXTRA = "install the package affinityd-daemon, or affinityd's extra nvml (docs/install.md)"
-
 
 class AffinityError(Exception):
     """Base of all errors for a caller; `status` is HTTP's, `title` its short name."""

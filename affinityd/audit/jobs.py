@@ -197,7 +197,6 @@ def _kin(pid: int, proc: str) -> tuple[int, tuple[object, ...]]:
 
 
 GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
-NOT_THERE = "the driver lists it, and there is no such process"
 
 
 def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
@@ -235,7 +234,8 @@ def missing_process(holding: Holding) -> AuditedProcess:
         holding,
         beside=holding.beside,
     )
-    return AuditedProcess(facts, UNKNOWN, threads=(), orphan=NOT_THERE)
+    why = "the driver lists it, and there is no such process"
+    return AuditedProcess(facts, UNKNOWN, threads=(), orphan=why)
 
 
 STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end

@@ -16,17 +16,6 @@ from affinityd.linux.processes import INIT
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import ALLOCATION, FAR_PLACEMENTS, UNPINNED, Vicinity
 
-PIN_FIXES = "{pin} fixes that"
-START_HERE = "start commands here with affinityd exec {options}-- COMMAND"
-START_WITH_MEMORY = "start it with affinityd exec --memory preferred"
-ALLOCATE_NEAR = (
-    "no pin fixes that; an allocation near the GPU does (Slurm: --gres-flags=enforce-binding; "
-    "Kubernetes: kubelet's Topology Manager)"
-)
-NEARER_NICS = "set {variable}={value}, or start it with affinityd exec --nics {library}"
-START_WITH_NICS = "start it with affinityd exec --nics ucx,nvshmem,uccl"
-SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
-
 RESCAN = (
     "rescan the PCI bus for it (echo 1 > /sys/bus/pci/rescan) or reboot; if it was taken out, "
     "restart the daemon"
@@ -159,13 +148,6 @@ def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
     return f"{command}{gpus}{pid}"
 
 
-#: Source: Kubernetes pkg/kubelet/cm/topologymanager.
-BY_DRA = (
-    "kubelet aligns no CPUs with devices by DRA: claim CPUs by DRA too, with a constraint "
-    "matchAttribute that both drivers have"
-)
-
-
 def pod_was_given(near: Vicinity, cpuset: CpuSet | None, given: ContainerResources | None) -> str:
     """Return a clause like `kubelet gave team/train the exclusive CPUs 0-3, no CPU`."""
     if given is None:
@@ -178,7 +160,11 @@ def pod_was_given(near: Vicinity, cpuset: CpuSet | None, given: ContainerResourc
 def pod_remedy(near: Vicinity, given: ContainerResources | None) -> str:
     """Return how a container gets near CPUs: the policies that kubelet needs, and more."""
     if given is not None and given.claims and not given.devices:
-        return BY_DRA
+        # Source: Kubernetes pkg/kubelet/cm/topologymanager.
+        return (
+            "kubelet aligns no CPUs with devices by DRA: claim CPUs by DRA too, with a constraint "
+            "matchAttribute that both drivers have"
+        )
     policy = "restricted" if len(near.nodes) > 1 else "single-numa-node (or restricted)"
     advice = [f"set kubelet's topologyManagerPolicy: {policy}"]
     if given is None or not given.cpus:

@@ -9,13 +9,7 @@ from functools import cached_property
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import LEAST, MOST, HostMemory
 from affinityd.audit.model import AuditedProcess, ProcessFacts
-from affinityd.audit.remedies import (
-    ALLOCATE_NEAR,
-    PIN_FIXES,
-    START_HERE,
-    START_WITH_MEMORY,
-    pin_command,
-)
+from affinityd.audit.remedies import pin_command
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.grouping import grouped
 from affinityd.linux.memory_policy import MemoryPolicy
@@ -73,10 +67,14 @@ class Verification:
         if self.process.cause == ALLOCATION:
             cpuset = self.process.facts.cpuset
             has = f"its cpuset, {format_list(cpuset or ())}, has {near.part_of(cpuset)} there"
-            yield f"{near}, and {has}: {ALLOCATE_NEAR}"
+            yield (
+                f"{near}, and {has}: no pin fixes that; an allocation near the GPU does (Slurm: "
+                "--gres-flags=enforce-binding; Kubernetes: kubelet's Topology Manager)"
+            )
         # One near node is enough: where it may choose, the kernel takes the nearest first.
         if policy is not None and policy.nodes and policy.nodes <= near.far_memory:
-            yield f"its memory policy is {policy}, and {near}; {START_WITH_MEMORY}"
+            remedy = "start it with affinityd exec --memory preferred"
+            yield f"its memory policy is {policy}, and {near}; {remedy}"
         yield from self._far_memory(is_most=True)
         yield from self.far_nics
 
@@ -147,6 +145,7 @@ def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence
     facts = first.process.facts
     is_forced = any(each.is_skipped(facts.threads[0].mask) for each in far)
     pin = pin_command(facts.pid, options, tree=is_tree, force=is_forced)
-    start = START_HERE.format(options=options)
-    remedy = start if first.is_self else PIN_FIXES.format(pin=pin)
+    remedy = f"{pin} fixes that"
+    if first.is_self:
+        remedy = f"start commands here with affinityd exec {options}-- COMMAND"
     return [replace(each, remedy=remedy) for each in verifications]

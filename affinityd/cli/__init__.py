@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from affinityd.cli.console import give_up_stdout, say
-from affinityd.errors import DAEMON_EXTRA, AffinityError
+from affinityd.errors import AffinityError
 from affinityd.text import quote
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ def main(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if name == "exec" or (error.name or "").startswith("affinityd"):
             raise  # not an extra that is missing, but a part
-        say(f"affinityd {name}: {error.name} is not installed; {DAEMON_EXTRA}")
+        say(
+            f"affinityd {name}: {error.name} is not installed; install the package "
+            "affinityd-daemon, or affinityd's extra daemon (docs/install.md)"
+        )
         return 1
 
 

@@ -107,15 +107,14 @@ PLAN_OPTIONS = tuple(
 )
 #: Options that choose GPUs.
 DEVICE_OPTIONS = ("gpus", "rank", "ranks", "job", "visible", "granted")
-#: Those that people type; scripts send the others, and docs/api.md has them.
-TYPED = {"gpus", "mode", "cpuset", "visible"}
 
 
 def add_plan_options(parser: Parser, title: str, names: Iterable[str]) -> None:
-    """Add parameters of a plan; the help has TYPED alone."""
+    """Add parameters of a plan; the help has those that people type, docs/api.md the others."""
     group = parser.add_argument_group(title, "docs/api.md has more of them")
+    typed = {"gpus", "mode", "cpuset", "visible"}
     for name in names:
-        add_plan_option(group, name, is_shown=name in TYPED)
+        add_plan_option(group, name, is_shown=name in typed)
 
 
 def add_plan_option(group: argparse._ActionsContainer, name: str, *, is_shown: bool = True) -> None:

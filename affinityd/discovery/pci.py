@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.tree import Tree, read_cpus, read_number
 from affinityd.text import printable
-from affinityd.topology.model import BY_NVML, NUMA_NODE, SLINGSHOT, Gpu, Nic, RdmaPort
+from affinityd.topology.model import SLINGSHOT, Gpu, Nic, RdmaPort
 
 DEVICES = "sys/bus/pci/devices"
 
@@ -102,14 +102,14 @@ class NumaLocator(NamedTuple):
     node_of_cpu: Mapping[int, int]  #: online CPU → its node
 
     def locate(self, device: PciDevice, nvml_cpus: CpuSet = frozenset()) -> Place:
-        """Return a device's node and its source: NUMA_NODE, BY_NVML, "local_cpulist".
+        """Return a device's node and its source: "numa_node", "NVML", "local_cpulist".
 
         A `numa_node` decides if that node exists, even without CPUs. Else the first source
         does whose CPUs are all in one node.
         """
         named = read_number(self.tree, f"{device.folder}/numa_node")
         if named is not None and named in self.nodes:
-            return named, NUMA_NODE
+            return named, "numa_node"
         for source, cpus in self._hints(device, nvml_cpus):
             nodes = {self.node_of_cpu.get(cpu) for cpu in cpus & self.online}
             if len(nodes) == 1 and None not in nodes:
@@ -118,7 +118,7 @@ class NumaLocator(NamedTuple):
 
     def _hints(self, device: PciDevice, nvml_cpus: CpuSet) -> Iterator[tuple[str, CpuSet]]:
         """Yield the sources that name CPUs near a device, best first."""
-        yield BY_NVML, nvml_cpus
+        yield "NVML", nvml_cpus
         for address in (device.address, *device.path[-2:0:-1]):  # its bridges, the nearest first
             folder = f"{DEVICES}/{address}"
             cpus = read_cpus(self.tree, f"{folder}/local_cpulist", f"{folder}/local_cpus")

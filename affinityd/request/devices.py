@@ -24,8 +24,6 @@ from affinityd.topology.model import Gpu, Topology
 UUID_KINDS = ("GPU-", "MIG-")
 #: Intel's Max 1550 and 1350: each has two tiles.
 INTEL_TWO_TILES = ("8086:0bd5", "8086:0bd6", "8086:0bd7", "8086:0bd8")
-#: A domain has four digits or more as the kernel writes it, eight as NVML does.
-PCI_BUS_ID = r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 #: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
 STRTOUL = r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)"
 ULONG_MAX = 2**64 - 1
@@ -127,7 +125,9 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
         if index is not None and index in seen.by_index:
             return seen.by_index[index]
         raise NoSuchGpuError(f"no GPU {entry[:MAX_QUOTED]}; {_present(seen)}")
-    if match := re.fullmatch(PCI_BUS_ID, entry.lower()):
+    # A PCI bus id: its domain has four digits or more as the kernel writes it, eight as NVML does.
+    bus_id_pattern = r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+    if match := re.fullmatch(bus_id_pattern, entry.lower()):
         bus_id = f"{int(match[1], 16):04x}:{match[2]}"  # as the kernel writes it
         matches = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
     elif entry.startswith(UUID_KINDS) and entry not in UUID_KINDS and "\n" not in entry:

@@ -38,10 +38,6 @@ INVALID = "INVALID_REG"  #: of the state of a node that registered with fewer GP
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)")
 
 
-#: Of 22.05, which gives no reason if slurm.conf does not have the node.
-SLURMD_FAILED = "slurmd -G failed; --node-name names the node as slurm.conf has it"
-
-
 class SlurmError(InvalidRequestError):
     """A Slurm command cannot be run, or fails."""
 
@@ -221,7 +217,8 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
         about_gpus = re.compile(r"gres|gpu|autodetect|functionality", re.IGNORECASE)
         messages = [line for line in messages if about_gpus.search(line)]
     elif not messages:
-        messages = [SLURMD_FAILED]
+        # Slurm 22.05 gives no reason if slurm.conf does not have the node.
+        messages = ["slurmd -G failed; --node-name names the node as slurm.conf has it"]
     return SlurmdGres(tuple(entries), tuple(messages), is_complete)
 
 

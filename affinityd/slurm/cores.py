@@ -19,8 +19,6 @@ from affinityd.cpuset import format_list
 from affinityd.topology.model import Core, Topology
 from affinityd.topology.nearness import near_nodes
 
-SCOPES = ("node", "socket")
-
 CoreNumbers = frozenset[int]  #: cores by Slurm's numbers
 
 
@@ -115,7 +113,7 @@ class CoreAffinity:
 
 
 def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAffinity]:
-    """Return the right `Cores=` of every GPU, by its key: the near ones. `scope`: of `SCOPES`."""
+    """Return the right `Cores=` of every GPU, by its key: the near ones of a node or socket."""
     every = frozenset(range(len(cores.order)))
     by_gpu: dict[tuple[str, int], CoreAffinity] = {}
     for gpu in cores.topology.gpus:

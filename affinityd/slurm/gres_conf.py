@@ -18,9 +18,6 @@ from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
 from affinityd.text import quote, whole_number
 from affinityd.topology.model import Gpu, Topology
 
-#: The types of such GPUs, a100_3g.20gb, are those of the instances.
-SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
-
 GpuKey = tuple[str, int]
 TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
 
@@ -85,7 +82,7 @@ class GresConf:
     """The right lines of gres.conf for a node's topology and its Gres=."""
 
     topology: Topology
-    scope: str = "node"  #: the domain of the right cores, of `SCOPES`
+    scope: str = "node"  #: the domain of the right cores: node or socket
     gres: TypeCounts | None = None  #: slurmctld's Gres=; None: it is not known
     named: tuple[str, ...] = ()  #: the types of --type: one, or one for each GPU in their order
 
@@ -114,7 +111,9 @@ class GresConf:
                 named *= len(gpus)
             return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, named, strict=True)})
         if gres and any(gres) and any(gpu.mig for gpu in gpus):
-            return GpuTypes({}, SLICES)
+            # Their types, a100_3g.20gb, are those of the instances.
+            why = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
+            return GpuTypes({}, why)
         if gres and len(gres) > 1:
             return GpuTypes({}, f"{gres_of(gres)} has several types")
         return GpuTypes({gpu.key: next(iter(gres or ()), None) for gpu in gpus})

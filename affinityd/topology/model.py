@@ -22,9 +22,6 @@ HUAWEI = "huawei"
 HABANA = "1da3"
 #: Vendors whose drivers make a file for each GPU: /dev/nvidiaN, /dev/davinciN, /dev/accel/accelN.
 DEVICE_FILES = {"nvidia": "minor", HUAWEI: "davinci", HABANA: "accel"}
-#: Sources of a device's node: the kernel's file, which comes first; NVIDIA's library.
-NUMA_NODE = "numa_node"
-BY_NVML = "NVML"
 
 #: How near a NIC is to a GPU, nearest first, in the words of `nvidia-smi topo -m`.
 PIX = "PIX"

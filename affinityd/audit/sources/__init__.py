@@ -19,11 +19,6 @@ from affinityd.linux.files import listed, numbered, text
 from affinityd.linux.processes import INIT, INITIAL_PIDS, process_of, since_boot
 from affinityd.topology.model import Gpu, GpuKey, Topology
 
-NOT_ALL_PIDS = (
-    "its processes are not visible here, in another pid namespace than the host's; share the "
-    "host's (Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
-)
-
 
 class HolderSources:
     """Finds the holders of the GPUs, at each scan."""
@@ -55,7 +50,11 @@ class HolderSources:
         asked = self._clock()
         gpus = topology.gpus
         if not _sees_all_pids(self._proc):
-            return replace(GpuHolders.unknown_of(gpus, NOT_ALL_PIDS), asked=asked)
+            why = (
+                "its processes are not visible here, in another pid namespace than the host's; "
+                "share the host's (Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
+            )
+            return replace(GpuHolders.unknown_of(gpus, why), asked=asked)
         of_vendor: defaultdict[str, list[Gpu]] = defaultdict(list)
         for gpu in gpus:
             is_listed = gpu.vendor in {"nvidia", "amd"}  # their drivers list processes
@@ -284,16 +283,8 @@ EVERY = 8  #: scans after which a process that held none is looked at again
 #: Seconds that a scan may take; new processes and holders that were not reached come next time.
 LIMIT = 2.0
 
-ROOT_ONLY = (
-    "the open files of other users' processes cannot be read; run this as root (CAP_SYS_PTRACE)"
-)
-TOO_MANY = f"not all processes' open files were read within {LIMIT:g} s; the next scan continues"
-
 #: Files of a GPU's that are opened to look after it, not to compute.
 _is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
-
-#: Files that most processes have open.
-COMMON_FILES = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108
 
 
 @dataclass(frozen=True)
@@ -310,7 +301,9 @@ class GpuDeviceFiles:
         """
         if target.rpartition("/")[2] in self.names:
             return True
-        return target.startswith("/dev/") and not target.startswith(COMMON_FILES)
+        # Files that most processes have open.
+        common = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108
+        return target.startswith("/dev/") and not target.startswith(common)
 
     def opened(self, folder: str) -> set[GpuKey]:
         """Return the GPUs that a process has open, by the files in `folder`, /proc/PID/fd."""
@@ -367,9 +360,15 @@ class DeviceFileScanner:
             if gpu.key not in files.gpu_of.values():
                 unknown[gpu.key] = "its device file is not known; is its driver loaded?"
             elif not sees_all:
-                unknown[gpu.key] = ROOT_ONLY
+                unknown[gpu.key] = (
+                    "the open files of other users' processes cannot be read; run this as root "
+                    "(CAP_SYS_PTRACE)"
+                )
             elif skipped:
-                unknown[gpu.key] = TOO_MANY
+                unknown[gpu.key] = (
+                    f"not all processes' open files were read within {LIMIT:g} s; the next scan "
+                    "continues"
+                )
         return GpuHolders(tuple(holdings), unknown, skipped=skipped)
 
     def _due(self) -> list[int]:

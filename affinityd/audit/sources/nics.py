@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from affinityd.audit.remedies import NEARER_NICS, SET_LIBFABRIC, START_WITH_NICS
 from affinityd.linux.files import environment_of, listed, text
 from affinityd.request.environment import NIC_VARIABLES, nic_value
 from affinityd.topology.model import SYS, Gpu, Topology
@@ -46,11 +45,14 @@ def far_nics(topology: Topology, gpus: Sequence[Gpu], use: NicUse) -> Iterator[s
     for library, variable in NIC_VARIABLES.items():
         said = use.variables.get(variable, "")
         if ports and _are_far(topology, gpus, _named(topology, library, said)):
-            value = nic_value(library, ports)
-            remedy = NEARER_NICS.format(variable=variable, value=value, library=library)
-            yield f"{variable}={said} names no NIC on {where}: {remedy}"
+            yield (
+                f"{variable}={said} names no NIC on {where}: set {variable}="
+                f"{nic_value(library, ports)}, or start it with affinityd exec --nics {library}"
+            )
     if _are_far(topology, gpus, use.opened):
-        remedy = START_WITH_NICS if ports else SET_LIBFABRIC.format(device=first)
+        remedy = f"set FI_CXI_DEVICE_NAME={first}"
+        if ports:
+            remedy = "start it with affinityd exec --nics ucx,nvshmem,uccl"
         yield f"its only open RDMA devices, {', '.join(use.opened)}, are not on {where}: {remedy}"
 
 

@@ -81,7 +81,6 @@ def pin_targets(
 ISOLATED = "/sys/devices/system/cpu/isolated"
 MAX_SHOWN_ERRORS = 10
 MAX_SHOWN_THREADS = 5  #: that a line names
-ON_PURPOSE = "probably pinned on purpose; --force pins it too"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -206,7 +205,8 @@ def _results(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:
         if len(group) > MAX_SHOWN_THREADS:
             tids += " …"
         where = f"{would}left alone on CPUs {format_list(held)}"
-        yield f"{_label(group)} {where}: {tids}: {group[0].reason or ON_PURPOSE}"
+        reason = group[0].reason or "probably pinned on purpose; --force pins it too"
+        yield f"{_label(group)} {where}: {tids}: {reason}"
 
 
 def _failures(pinned: PinResult, process: Stat) -> Iterator[str]:

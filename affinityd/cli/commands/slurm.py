@@ -10,7 +10,6 @@ from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.discovery.machine import read_once
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.commands import CONF_FOLDERS, LocalSlurm, SlurmError, differences, find_slurm
-from affinityd.slurm.cores import SCOPES
 from affinityd.slurm.gres_conf import GresConf
 from affinityd.text import count, one_line, quote
 
@@ -49,7 +48,7 @@ def add_arguments(parser: Parser) -> None:
     )
     command.add_argument(
         "--scope",
-        choices=SCOPES,
+        choices=("node", "socket"),
         default="node",
         help="the cores of a GPU: its NUMA node's (default), or its package's",
     )

@@ -34,8 +34,6 @@ from affinityd.linux import memory_policy
 from affinityd.linux.processes import ProcessTable, Stat
 from affinityd.text import one_line
 
-EXIT = {True: 0, False: 1, None: TROUBLE}  #: by whether the processes are near their GPUs
-
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
@@ -75,7 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
             )
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
-    return EXIT[matches(judged)]
+    are_near = matches(judged)
+    if are_near is None:
+        return TROUBLE
+    return 0 if are_near else 1
 
 
 def verify(

@@ -29,8 +29,6 @@ UNCOUNTED = (
     "CONFIG_TASK_DELAY_ACCT"
 )
 LEAST_SECONDS = 0.005  #: below it a fact is not shown
-#: Kind of another process → how the table names it.
-CAUSE_WORDS = {"own_threads": "the same job", "neighbor": "a neighbor", "system": "the node's"}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -153,12 +151,13 @@ def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Itera
         yield f"and {count(more, 'thread')} that waited less"
     if waits.runners:
         yield ""
+        owners = {"own_threads": "the same job", "neighbor": "a neighbor", "system": "the node's"}
         rows = [
             [
                 str(runner.pid),
                 runner.name,
                 runner.owner or "",
-                CAUSE_WORDS[runner.kind],
+                owners[runner.kind],
                 f"{runner.ran:.2f}",
             ]
             for runner in waits.runners[:MOST_ROWS]

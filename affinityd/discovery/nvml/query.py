@@ -32,7 +32,7 @@ from affinityd.discovery.nvml import (
     R,
     read_report,
 )
-from affinityd.errors import NVML_EXTRA, AffinityError
+from affinityd.errors import AffinityError
 from affinityd.json_codec import dumps
 from affinityd.linux.children import GRACE, ChildError, check_stuck, ending, run, run_program, stuck
 from affinityd.linux.files import text
@@ -174,7 +174,8 @@ def _answer(report: type[R], read: Callable[[ModuleType], R]) -> str:
         import pynvml  # noqa: PLC0415 - an extra, slow to import, and needed in a child alone
     except ImportError:
         missing = "NVML needs nvidia-ml-py, which is not installed"
-        return dumps(report(gpus=None, error=missing, remedy=NVML_EXTRA))
+        remedy = "install the package affinityd-daemon, or affinityd's extra nvml (docs/install.md)"
+        return dumps(report(gpus=None, error=missing, remedy=remedy))
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

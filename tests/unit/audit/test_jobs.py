@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.jobs import NOT_THERE, ProcessOwners, membership, service, why_orphan
+from affinityd.audit.jobs import ProcessOwners, membership, service, why_orphan
 from affinityd.audit.model import SLURM, GpuHolders, Holding, Job, Membership, ProcessFacts
 from affinityd.audit.verdict import states
 from affinityd.linux.processes import ProcessTable
@@ -231,7 +231,8 @@ def test_a_pid_that_the_driver_lists_twice_without_a_process_is_missing(
     auditor, machine = Auditor(lambda _: next(held), str(tmp_path)), made({0: "0"}, gpus=[0, 0])
     found = [auditor.scan(machine).processes for _ in scans]
     assert [[it.facts.pid for it in processes] for processes in found] == missing
-    assert {it.orphan for processes in found for it in processes} <= {NOT_THERE}
+    why = "the driver lists it, and there is no such process"
+    assert {it.orphan for processes in found for it in processes} <= {why}
 
 
 SECOND = ("nvidia", 1)

@@ -7,7 +7,7 @@ import pytest
 
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import ContainerResources, Membership, ProcessFacts
-from affinityd.audit.remedies import BY_DRA, Remedies, pod_remedy, pod_was_given
+from affinityd.audit.remedies import Remedies, pod_remedy, pod_was_given
 from affinityd.cpuset import parse_list
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import vicinity
@@ -182,7 +182,7 @@ BY_CLAIM = replace(GIVEN, devices={}, claims=frozenset(("gpu.nvidia.com/gpu-0",)
         (ON_BOTH, 2, "set kubelet's topologyManagerPolicy: restricted, and start"),
         (ON_NONE, 1, "have the device plugin tell the NUMA nodes of its GPUs"),
         (ON_1, 1, "correct the device plugin, which tells kubelet node 1"),
-        (BY_CLAIM, 1, BY_DRA),
+        (BY_CLAIM, 1, "claim CPUs by DRA too"),
     ],
 )
 def test_the_remedy_is_the_setting_that_prevents_it(

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.slurm.commands import (
-    SLURMD_FAILED,
     GresEntry,
     LocalSlurm,
     SlurmdGres,
@@ -16,7 +15,6 @@ from affinityd.slurm.commands import (
     differences,
     parse,
 )
-from affinityd.slurm.cores import SCOPES
 from affinityd.slurm.gres_conf import GresConf, TypeCounts, read_gres
 from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
@@ -72,7 +70,7 @@ def test_an_unknown_numa_node_or_device_file_is_not_compared(topology: Topology)
     assert found(ZERO, topology) == []
 
 
-@given(machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
+@given(machines(), st.sampled_from(["node", "socket"]), st.sampled_from([None, "gpu07"]))
 def test_printed_lines_have_no_differences(
     topology: Topology, scope: str, name: str | None
 ) -> None:
@@ -125,7 +123,7 @@ OTHERS = f"""\
     ("text", "messages"),
     [
         (f"slurmd: {KEY}\nslurmd: {LINE}\nslurmd: {FATAL}\n", (KEY, LINE, FATAL)),
-        ("", (SLURMD_FAILED,)),
+        ("", ("slurmd -G failed; --node-name names the node as slurm.conf has it",)),
         (f"slurmd: {EXTRA}\n" * 2, (EXTRA,)),
         (OTHERS, ()),
     ],

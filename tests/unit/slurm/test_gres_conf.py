@@ -7,7 +7,7 @@ import pytest
 
 from affinityd.cpuset import format_list
 from affinityd.slurm.cores import SlurmCores, affinities
-from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, TypeCounts, read_gres
+from affinityd.slurm.gres_conf import GpuTypes, GresConf, TypeCounts, read_gres
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -141,5 +141,7 @@ def test_the_types_of_gpus(gres: str, kinds: str) -> None:
 
 def test_gpus_that_may_be_mig_instances_have_no_type() -> None:
     sliced = tuple(replace(gpu, mig=(MigInstance("MIG-0"),)) for gpu in some_gpus(2))
-    assert types_of(sliced, read_gres("gpu:a100_3g.20gb:4")) == GpuTypes({}, SLICES)
+    types = types_of(sliced, read_gres("gpu:a100_3g.20gb:4"))
+    assert types.of == {}
+    assert "AutoDetect=nvml" in (types.why or "")
     assert set(types_of(sliced, read_gres("gpu:4")).of.values()) == {None}
