@@ -167,6 +167,12 @@ def test_a_mode_chooses_within_the_cpus_of_a_process(options: Options, expected:
     assert [format_list(rank.cpus) for rank in plan.ranks] == [expected]
 
 
+def test_gpus_of_one_process_divide_its_threads() -> None:
+    cpus = parse_list("14-19")
+    plan = plan_within(SLURM_VM, SLURM_VM.gpus[:2], cpus, Options(), because="so it is")
+    assert [(rank.physical_cores, rank.threads) for rank in plan.ranks] == [(3, 1), (3, 1)]
+
+
 @pytest.mark.parametrize("options", [Options(min_physical_cores=4), Options(strict=True)])
 def test_what_cannot_hold_within_them_is_refused(options: Options) -> None:
     with pytest.raises(UnsatisfiableError):
