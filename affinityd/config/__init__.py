@@ -20,7 +20,6 @@ DEFAULT_PATH = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
 SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
 NODE_FILE = "node.json"  #: beside the socket: the daemon's topology
-RUNTIME_FOLDERS = "/run/user"  #: pam_systemd(8)
 #: The parameters of a plan that a site or user may also set as AFFINITYD_*.
 PLAN_PARAMETERS = (
     "mode",
@@ -73,7 +72,7 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> str:
 
 def runtime_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Return this user's folder for sockets, mode 0700: XDG Base Directory Specification."""
-    return environ.get("XDG_RUNTIME_DIR") or f"{RUNTIME_FOLDERS}/{os.geteuid()}"
+    return environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
 
 
 def sockets(variables: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:

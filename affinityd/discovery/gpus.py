@@ -170,12 +170,6 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
 #: PCI vendor → the name of its GPUs, first in the topology's list; others have their digits.
 VENDORS = {"10de": NVIDIA, "1002": AMD, "19e5": "huawei"}
 
-#: Vendors whose displays compute; others', such as a BMC's, only show.
-_COMPUTING_DISPLAYS = ("10de", "1002", "8086")
-#: Classes of GPUs that show nothing; in virtual machines also of displays that only show.
-_NO_VGA = (0x0302, 0x0380)
-_VIRTUAL_DISPLAYS = ("1af4", "1b36")
-
 
 def read_gpus(
     tree: Tree,
@@ -223,10 +217,12 @@ def _computes(device: PciDevice) -> bool:
     """Return whether a PCI device computes. A graphics unit of Intel's CPUs, on bus 0, does not."""
     if device.base_class == ACCELERATOR:
         return True
-    if device.base_class != DISPLAY or device.vendor in _VIRTUAL_DISPLAYS:
+    is_virtual = device.vendor in {"1af4", "1b36"}  # it only shows, also with the classes below
+    if device.base_class != DISPLAY or is_virtual:
         return False
-    if device.class_code in _NO_VGA:
+    if device.class_code in {0x0302, 0x0380}:  # GPUs that show nothing
         return True
     if device.vendor == "8086" and device.address.startswith("0000:00:"):
         return False
-    return device.vendor in _COMPUTING_DISPLAYS
+    # Displays of other vendors, such as a BMC's, only show.
+    return device.vendor in {"10de", "1002", "8086"}

@@ -127,12 +127,9 @@ class NumaLocator(NamedTuple):
             yield source, cpus or frozenset()
 
 
-#: PCI class, its first two bytes → the kind of adapter.
-NIC_KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
-#: Of an adapter's folder: its kinds of interfaces, the link of a virtual function, virtioN.
+#: Of an adapter's folder: its kinds of interfaces, the link of a virtual function.
 KINDS = ("infiniband", "cxi", "net")
 PHYSICAL = "physfn"
-VIRTUAL = "virtio"
 ADDRESS_DIGITS = 12  #: of a hardware address in a name, as in enx001122334455
 RDMA = "sys/class/infiniband"
 CXI = "sys/class/cxi"
@@ -140,6 +137,7 @@ CXI = "sys/class/cxi"
 
 def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) -> Iterator[Nic]:
     """Yield the adapters among the devices, in the devices' order."""
+    kinds = {0x0200: "ethernet", 0x0207: "infiniband"}  # by PCI class, its first two bytes
     for device in devices:
         if device.base_class == NETWORK:
             names = tree.list(device.folder, _is_of_interfaces)
@@ -154,7 +152,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             yield Nic(
                 pci_bus_id=device.address,
                 numa_node=node,
-                kind=NIC_KINDS.get(device.class_code or 0, "network"),
+                kind=kinds.get(device.class_code or 0, "network"),
                 names=tuple(printable(name) for _, name in interfaces),
                 pci_path=device.path,
                 ports=tuple(_ports(tree, device.folder, interfaces, bond)),
@@ -165,7 +163,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
 
 
 def _is_of_interfaces(name: str) -> bool:
-    return name in KINDS or name == PHYSICAL or name.startswith(VIRTUAL)
+    return name in KINDS or name == PHYSICAL or name.startswith("virtio")
 
 
 def port_states(tree: Tree) -> tuple[tuple[str, bool], ...]:
@@ -190,7 +188,7 @@ def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple
             for name in tree.list(f"{folder}/{kind}", is_anonymous):
                 yield f"{folder}/{kind}", name
     for name in names:
-        if name.startswith(VIRTUAL):
+        if name.startswith("virtio"):
             below = f"{folder}/{name}"
             yield from _interfaces(tree, below, tree.list(below, KINDS.__contains__))
 

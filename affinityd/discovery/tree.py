@@ -19,7 +19,6 @@ T = TypeVar("T")
 Keep = Callable[[str], bool]
 
 MARK = "sys/devices/system/cpu"  #: distinguishes a machine's root from other folders
-MAX_FILE = 1024 * 1024  #: bytes that are read of a file; the kernel writes far fewer into one
 
 
 class Tree:
@@ -49,7 +48,8 @@ class Tree:
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return a file as it is, such as a device's `config`; None if there is none."""
-        return self._ask(path, lambda file: read(file, MAX_FILE))
+        # The kernel writes far fewer bytes into a file than these.
+        return self._ask(path, lambda file: read(file, 1024 * 1024))
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
         """Return the wanted names in a folder, sorted; () if there is no folder."""

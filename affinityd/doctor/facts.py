@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,10 +63,6 @@ def worst(results: Iterable[CheckResult]) -> str:
 def named(gpus: Iterable[Gpu]) -> str:
     """Return `GPU 0`, or `GPUs 0-3`."""
     return several("GPU", (gpu.index for gpu in gpus))
-
-
-#: The root of a machine without files, as of a built-in one: nothing is below a device.
-NO_ROOT = f"{os.devnull}/"
 
 
 @dataclass(frozen=True)

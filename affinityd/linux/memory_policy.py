@@ -31,10 +31,6 @@ SPELLINGS = {
     **{name: name for name in ("default", "bind", "interleave", "local")},
 }
 
-#: Bytes of numa_maps that tell the first mapping's policy. The kernel stops once it has as many, so
-#: it walks the pages of one mapping, and those without pages before it: fs/seq_file.c.
-FIRST_MAPPING = 64
-
 
 @dataclass(frozen=True)
 class MemoryPolicy:
@@ -123,7 +119,9 @@ def parse_policy(text: str) -> MemoryPolicy | None:
 
 def _first_policy(path: str) -> MemoryPolicy | None:
     try:
-        start = read(path, FIRST_MAPPING)
+        # 64 bytes tell the first mapping's policy. The kernel stops once it has as many, so it
+        # walks the pages of one mapping, and those without pages before it: fs/seq_file.c.
+        start = read(path, 64)
     except OSError:
         return None
     mapping, is_whole, _ = start.decode("ascii", "replace").partition("\n")

@@ -33,8 +33,6 @@ MAX_PASSES = 100  #: over a process that starts threads faster than they can be 
 #: began before. The pauses between them, the first of PAUSE seconds, double: half a second in all.
 PATIENT_PASSES = 10
 PINNING_PAUSE = 0.001
-AWAKE = ("R", "D")  #: states of a thread that may be in clone(2): it runs, or waits for the kernel
-COMPUTED = 2  #: clock ticks of user time after which it has finished that clone(2)
 
 #: Why a mask is refused: sched_setaffinity(2), Linux kernel/sched/syscalls.c.
 REASONS = {
@@ -158,9 +156,11 @@ class _Passes:
         for result in self.results:
             if result.was_set and result.tid != this_thread:
                 stat = thread_stat(result.pid, result.tid)
-                if stat is not None and stat.state in AWAKE:
+                # It may be in clone(2) while it runs (R) or waits for the kernel (D), until it has
+                # computed for two clock ticks.
+                if stat is not None and stat.state in {"R", "D"}:
                     first = self._user_time.setdefault(result.tid, stat.user_time)
-                    may_start |= stat.user_time - first < COMPUTED
+                    may_start |= stat.user_time - first < 2  # noqa: PLR2004
         return may_start
 
     def _pin(self, target: Target, tid: int) -> ThreadResult | None:

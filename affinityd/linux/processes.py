@@ -34,9 +34,6 @@ ENDED = frozenset("ZX")  #: states of a main thread that runs no more
 PF_KTHREAD = 0x00200000
 PF_NO_SETAFFINITY = 0x04000000
 
-#: The fields of `Stat` from `parent` on, as proc_pid_stat(5) numbers them.
-STAT_FIELDS = (4, 5, 6, 9, 14, 15, 20, 22, 39, 16, 17)
-
 #: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERGROUPS = 59
 MAX_GROUPS = 1024  #: bytes, the most that Python reads of a socket: 256 groups
@@ -117,7 +114,8 @@ def parse_stat(data: bytes | None) -> Stat | None:
     number, _, name = head.partition(b" (")
     fields = [b"", b"", b"", *tail.split()]  # so that an index is proc_pid_stat(5)'s number
     try:
-        numbers = (int(fields[field]) for field in STAT_FIELDS)
+        # Those of `Stat` from `parent` on.
+        numbers = (int(fields[field]) for field in (4, 5, 6, 9, 14, 15, 20, 22, 39, 16, 17))
         return Stat(int(number), name.decode(errors="replace"), fields[3].decode(), *numbers)
     except (ValueError, IndexError):  # it is no such file
         return None

@@ -22,9 +22,6 @@ MICROSECONDS = 10**6
 
 STEAL = 7  #: its place among the numbers of a CPU in /proc/stat
 
-#: Time for which a cgroup was throttled, summed over CPUs: of cgroups v1 and v2, and its unit.
-THROTTLED_TIMES = {"throttled_time": NANOSECONDS, "throttled_usec": MICROSECONDS}
-
 
 class ThreadTime(NamedTuple):
     """Seconds of a thread since it began."""
@@ -75,7 +72,8 @@ def throttling(folder: str) -> Throttling | None:
     """Return how long and how often a cgroup was throttled: cpu.stat; None: not counted."""
     lines = (line.partition(" ") for line in text(f"{folder}/cpu.stat").split("\n"))
     numbers = {name: int(value) for name, _, value in lines if value.isdigit()}
-    for name, unit in THROTTLED_TIMES.items():
+    # The time is summed over CPUs; of cgroups v1 and v2, and its unit.
+    for name, unit in (("throttled_time", NANOSECONDS), ("throttled_usec", MICROSECONDS)):
         if name in numbers:
             periods = numbers.get("nr_periods", 0)
             return Throttling(numbers[name] / unit, periods, numbers.get("nr_throttled", 0))

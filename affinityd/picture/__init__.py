@@ -17,7 +17,6 @@ from affinityd.topology.model import Topology
 from affinityd.topology.words import totals, tree
 
 COLORS = 8  #: in picture.css: .r0 to .r7
-CORE_LETTERS = 6  #: below a core
 
 
 def color(rank: int) -> str:
@@ -65,9 +64,6 @@ LINE = 15
 #: A box's lines of text: attributes, and the place from its left and top, in pixels.
 DEVICE_TEXT = (("", 5, 13), (' class="more"', 5, 25))
 TEXTS = {"gpu": DEVICE_TEXT, "nic": DEVICE_TEXT, "cpu": (("", 12, 11),)}
-HEADING = (("", 5, 13),)
-#: Lines that explain classes of CPUs, where these occur.
-MEANINGS = {"reserved": "reserved for the system", "disallowed": "not allowed by the cpuset"}
 
 
 @cache
@@ -81,7 +77,10 @@ def draw(topology: Topology, marks: Marks | None = None) -> str:
     marks = marks or Marks()
     legend = [(f"cpu {color(rank)}", line) for rank, line in marks.legend]
     classes = " ".join(marks.of_cpu(cpu) for cpu in topology.online).split()
-    legend += [(f"cpu {word}", line) for word, line in MEANINGS.items() if word in classes]
+    if "reserved" in classes:
+        legend.append(("cpu reserved", "reserved for the system"))
+    if "disallowed" in classes:
+        legend.append(("cpu disallowed", "not allowed by the cpuset"))
     style = f'<style>{stylesheet()}</style>\n<rect class="paper" width="100%" height="100%"/>'
     return draw_within(topology, marks, legend, style)
 
@@ -133,14 +132,14 @@ def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
                 f'<g class="shared {its}"><rect x="{x + 1 + place * part:g}" y="{y + 1:g}" '
                 f'width="{part:g}" height="{box.height - 2:g}"/></g>'
             )
-    for (kind, dx, dy), line in zip(TEXTS.get(box.kind, HEADING), box.lines, strict=False):
+    for (kind, dx, dy), line in zip(TEXTS.get(box.kind, DEVICE_TEXT[:1]), box.lines, strict=False):
         yield f'<text{kind} x="{x + dx:g}" y="{y + dy:g}">{_text(line)}</text>'
     for dx, dy, inner in box.inside:
         yield from _drawn(inner, x + dx, y + dy, marks)
     if box.kind == "core":
         cpus = (int(cpu.name) for _, _, cpu in box.inside)
         numbers = set(chain.from_iterable(marks.ranks.get(cpu, ()) for cpu in cpus))
-        ranks = shortened(f"r{format_list(numbers)}" if numbers else "", CORE_LETTERS)
+        ranks = shortened(f"r{format_list(numbers)}" if numbers else "", 6)
         middle = x + box.width / 2
         bottom = y + box.height - 2
         yield f'<text class="rank" x="{middle:g}" y="{bottom:g}">{ranks}</text>'

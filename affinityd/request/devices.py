@@ -26,7 +26,6 @@ UUID_KINDS = ("GPU-", "MIG-")
 INTEL_TWO_TILES = ("8086:0bd5", "8086:0bd6", "8086:0bd7", "8086:0bd8")
 #: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
 STRTOUL = r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)"
-ULONG_MAX = 2**64 - 1
 
 
 class ComputeDevice(NamedTuple):
@@ -265,7 +264,7 @@ def _strtoul(entry: str) -> int:
     match = re.match(STRTOUL, entry)
     if match is None:
         return -1
-    number = min(int(match[2][:21] or "0"), ULONG_MAX)  # which has 20 digits
+    number = min(int(match[2][:21] or "0"), 2**64 - 1)  # ULONG_MAX, which has 20 digits
     return -number if match[1] == "-" else number
 
 

@@ -46,7 +46,6 @@ MAX_ENTRIES = 256  #: ranks, or GPUs, on a node
 SLURM_JOB = "SLURM_JOB_ID"
 SLURM_TASK = "SLURM_LOCALID"
 FLUX_TASK = "FLUX_TASK_LOCAL_ID"
-FLUX_NODES = "FLUX_JOB_NNODES"
 LOCAL_RANK = "LOCAL_RANK"
 #: Launchers: the variable of the local rank, and those of their number. The nearest to
 #: the process comes first: torchrun runs under srun, and mpirun's ranks inherit srun's variables.
@@ -94,7 +93,14 @@ OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY, *RENUMBERING.value
 SENT = (
     *LAUNCHERS,
     *dict.fromkeys(chain.from_iterable(LAUNCHERS.values())),  # two share one
-    *(FLUX_NODES, SLURM_JOB, "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_GTIDS", "SLURM_JOB_GPUS"),
+    *(
+        "FLUX_JOB_NNODES",
+        SLURM_JOB,
+        "SLURM_STEP_ID",
+        "SLURM_NTASKS",
+        "SLURM_GTIDS",
+        "SLURM_JOB_GPUS",
+    ),
     *("SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
     *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", "SLURM_TRES_BIND"),
@@ -229,7 +235,7 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
                 continue  # Slurm numbers a batch script and an interactive shell, too
             tasks = slurm_tasks(environ)
             size = tasks if tasks is not None and rank < tasks else None
-        elif variable != FLUX_TASK or environ.get(FLUX_NODES) == "1":  # else it is the whole job's
+        elif variable != FLUX_TASK or environ.get("FLUX_JOB_NNODES") == "1":  # else the job's
             size = next((_count(environ, name) for name in sizes if environ.get(name)), None)
         if size is not None and rank >= size:
             line = f"{variable}={rank}, but there are {size} ranks here: unset it"

@@ -52,7 +52,6 @@ from affinityd.topology.nearness import near_nodes
 
 FILE = r"(minor|drm|davinci|accel):[0-9]{1,9}"  #: a device file
 AMBIGUOUS = "ambiguous_index"
-BY_UUID = "name the GPU by its UUID"
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     if of_daemon is None or (task.mps is not None and (of_daemon.cut or not of_daemon.by_index)):
         why = f"{env.MPS_PIPE}: the list of its MPS daemon cannot be read, by which CUDA counts"
         gpus = frozenset(device.gpu.key for device in seen.by_index.values())
-        seen = seen._replace(doubt=Doubt(f"{why}; {BY_UUID}", gpus))
+        seen = seen._replace(doubt=Doubt(f"{why}; name the GPU by its UUID", gpus))
     else:
         seen = of_daemon
     seen = read_visible(task.visible, seen)
@@ -320,7 +319,7 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
         return None
     behind = frozenset(gpu.key for gpu in gpus if gpu.index >= lost[0])
     why = f"NVIDIA's driver does not list {several('GPU', lost)}, and CUDA may count the others on"
-    return Doubt(f"{why}; {BY_UUID}", behind)
+    return Doubt(f"{why}; name the GPU by its UUID", behind)
 
 
 def _of_mig(seen: VisibleDevices) -> Doubt | None:

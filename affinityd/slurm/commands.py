@@ -33,8 +33,6 @@ from affinityd.topology.model import Gpu
 CONF_FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
 SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")  #: that a user's PATH may lack
 
-INVALID = "INVALID_REG"  #: of the state of a node that registered with fewer GPUs of a type
-
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)")
 
 
@@ -55,7 +53,7 @@ class ShownNode:
     @property
     def configured(self) -> TypeCounts | None:
         """Return the Gres= of nodes. Raises SlurmError, InvalidRequestError for unlike nodes."""
-        if INVALID in self.state:
+        if "INVALID_REG" in self.state:  # it registered with fewer GPUs of a type
             return None
         return self.gres
 
@@ -119,7 +117,9 @@ class LocalSlurm:
         """
         known = [node for node in self.nodes(hosts) if node.configured is not None]
         if not known:
-            raise SlurmError(f"slurmctld refuses the node, {INVALID}, and shows what it registered")
+            raise SlurmError(
+                "slurmctld refuses the node, INVALID_REG, and shows what it registered"
+            )
         first = known[0]
         for node in known:
             if node.gres != first.gres:

@@ -159,7 +159,6 @@ def _nic(described: NicDocument) -> Nic:
 
 VERSION = 1
 BOOT_ID = "/proc/sys/kernel/random/boot_id"  #: random(4): another one after each boot
-MAX_BYTES = 64 * 1024 * 1024  #: 65,536 CPUs take 10
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,8 @@ def write_node(path: Path, node: Node) -> None:
 
 def read_node(path: Path) -> Node:
     """Read a node back. Raises OSError; ValueError, one line, if it is no node."""
-    data = parsed(read_regular(os.fspath(path), MAX_BYTES), path.name)
+    most = 64 * 1024 * 1024  # bytes; 65,536 CPUs take 10 MiB
+    data = parsed(read_regular(os.fspath(path), most), path.name)
     head = decode(NodeFileHead, data, path.name)
     here = text(BOOT_ID)
     if head.version != VERSION:

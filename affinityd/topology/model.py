@@ -73,9 +73,6 @@ class MigInstance:
 #: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
 GpuKey = tuple[str, int]
 
-#: The model of a GPU whose memory a Grace shares, by its driver: NVIDIA GH200 120GB, NVIDIA GB300.
-COHERENT = re.compile(r"\bG[BH]\d00\b")
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -226,7 +223,8 @@ class Topology:
     @cached_property
     def gpu_memory_nodes(self) -> frozenset[int]:
         """The nodes that are memory of GPUs, as of Grace; others without CPUs are CXL's."""
-        if not any(COHERENT.search(gpu.model or "") for gpu in self.gpus):
+        # A Grace shares the memory of such models: NVIDIA GH200 120GB, NVIDIA GB300.
+        if not any(re.search(r"\bG[BH]\d00\b", gpu.model or "") for gpu in self.gpus):
             return frozenset()
         return frozenset(self.nodes_with_memory).difference(self.nodes_with_cpus)
 

@@ -21,7 +21,6 @@ from affinityd.doctor.checks.daemon import may_exist, probe
 from affinityd.doctor.facts import (
     ENVIRONMENT,
     FAIL,
-    NO_ROOT,
     NOT_APPLICABLE,
     STATUSES,
     CheckResult,
@@ -98,9 +97,12 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
             reserved = daemon.published.reserved
         variables += [(name, ENVIRONMENT) for name in sorted(os.environ)]
         variables += [(name, file) for name in in_file]
+    tree = machine.tree
+    if settings.machine:  # it has no files, and nothing is below a device
+        tree = Tree(f"{os.devnull}/", topology.name)
     return NodeFacts(
         topology=topology,
-        tree=Tree(NO_ROOT, topology.name) if settings.machine else machine.tree,
+        tree=tree,
         reserved=reserved,
         nvml=machine.report,
         variables=tuple(variables),

@@ -29,10 +29,7 @@ from affinityd.request.process_plan import ProcessPlan
 from affinityd.text import one_line, quote
 
 NAME = "affinityd exec"
-#: As env(1) and timeout(1) have it; the first: the command was not tried.
-FAILED = 125
-CANNOT_RUN = 126
-NOT_FOUND = 127
+FAILED = 125  #: as env(1) and timeout(1) have it: the command was not tried
 
 #: Parameters of a plan that launchers and schedulers set, and the help leaves out.
 HIDDEN = (
@@ -309,9 +306,7 @@ def become(command: Sequence[str]) -> int:
     if error == errno.ENOEXEC:  # a script without #!, which is the shell's
         error = _execute("/bin/sh", ["sh", path, *arguments])
     say(f"{NAME}: {quote(program)} cannot be run: {os.strerror(error)}")
-    if error == errno.ENOENT:
-        return NOT_FOUND
-    return CANNOT_RUN
+    return 127 if error == errno.ENOENT else 126
 
 
 def _execute(path: str, words: list[str]) -> int:

@@ -59,8 +59,6 @@ INIT_REMEDIES = {
     18: "after a driver upgrade, reload its modules or reboot",  # LIB_RM_VERSION_MISMATCH
 }
 
-#: nvmlReturn_t of a feature that the GPU or driver lacks, which is no error.
-LACKING = {3, 6, 13}  # NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND
 UNKNOWN_ERROR = 999
 #: nvmlReturn_t of a GPU that computes no more: INSUFFICIENT_POWER, TIMEOUT, IRQ_ISSUE, GPU_IS_LOST,
 #: RESET_REQUIRED.
@@ -84,7 +82,9 @@ class NvmlDevice:
         try:
             return question(self.handle, *arguments) if self.handle is not None else None
         except self.nvml.NVMLError as error:
-            if error.value not in LACKING:
+            # A feature that the GPU or driver lacks is no error: NOT_SUPPORTED, NOT_FOUND,
+            # FUNCTION_NOT_FOUND.
+            if error.value not in {3, 6, 13}:
                 self.errors[str(error)] = error.value
         except ValueError as error:  # text of a faulty GPU that is not UTF-8
             self.errors[str(error)] = UNKNOWN_ERROR
@@ -205,10 +205,6 @@ def _devices(nvml: ModuleType) -> list[NvmlDevice]:
     return devices
 
 
-#: 64 CPUs a word: 8192 CPUs, the most that an x86 kernel is built for.
-AFFINITY_WORDS = 128
-
-
 def _may_run_on(cpus: CpuSet) -> bool:
     """Widen this process's mask to `cpus`; return whether the kernel allowed them all.
 
@@ -254,7 +250,8 @@ def _facts(index: int, gpu: NvmlDevice, trusted: bool) -> NvmlGpu:
 def _node_cpus(gpu: NvmlDevice) -> CpuSet:
     """Return the CPUs near the GPU; empty where NVML does not know."""
     scope = gpu.nvml.NVML_AFFINITY_SCOPE_NODE
-    words = gpu.query(gpu.nvml.nvmlDeviceGetCpuAffinityWithinScope, AFFINITY_WORDS, scope)
+    most = 8192 // 64  # words of 64 CPUs; no x86 kernel is built for more than 8192
+    words = gpu.query(gpu.nvml.nvmlDeviceGetCpuAffinityWithinScope, most, scope)
     return parse_mask(bytes(words)[::-1].hex()) if words else frozenset()
 
 

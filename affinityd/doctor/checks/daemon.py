@@ -202,7 +202,7 @@ def socket(daemon: DaemonFacts) -> CheckResults:
 
 def _wrong_modes(path: Path) -> Iterator[str]:
     """Yield the folders that keep other users from the socket, or let them replace it."""
-    if path.is_relative_to(config.RUNTIME_FOLDERS) or path.is_relative_to(config.runtime_folder()):
+    if path.is_relative_to("/run/user") or path.is_relative_to(config.runtime_folder()):
         return
     for place in (*reversed(path.parents), path):
         try:
