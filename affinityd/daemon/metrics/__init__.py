@@ -1,15 +1,9 @@
-"""The daemon's Prometheus metrics, on a registry of their own.
-
-Most are rows of a table: each row is one value of many objects.
-"""
+"""The daemon's Prometheus metrics, on a registry of their own."""
 
 from __future__ import annotations
 
 from collections import Counter as Count
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -30,108 +24,33 @@ from affinityd.text import one_line
 from affinityd.topology.model import Gpu, Node
 from affinityd.topology.rdma import nics_of_gpus
 
-T = TypeVar("T")
-
 GPU_LABELS = ("vendor", "gpu", "uuid", "pci_bus_id")  #: an index counts per vendor
 
 
-@dataclass(frozen=True)
-class MetricFamily(Generic[T]):
-    """A metric: a counter if its name ends in `_total`, else a gauge."""
-
-    name: str
-    help: str
-    #: Returns its one sample of a thing; None: there is none; a mapping: one for each value of
-    #: `label`.
-    read: Callable[[T], float | Mapping[str, float] | None]
-    label: str = ""
-
-
-def each(names: Iterable[str], counted: Mapping[str, float]) -> dict[str, float]:
-    """Return a sample for each name, 0 if it was not counted."""
-    return {name: counted.get(name, 0) for name in names}
+def add(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    labels: Sequence[str],
+    value: float | Mapping[str, float] | None,
+) -> None:
+    """Add a sample; None: there is none; a mapping: one for each value of the last label."""
+    if isinstance(value, Mapping):
+        for word, number in value.items():
+            family.add_metric([*labels, word], number)
+    elif value is not None:
+        family.add_metric(labels, value)
 
 
-def unchanged(value: float | None) -> float | None:
-    """Return the value: the thing of a family is itself the sample."""
-    return value
+def with_samples(families: Iterable[Metric]) -> Iterator[Metric]:
+    """Yield the metrics that have samples."""
+    for family in families:
+        if family.samples:
+            yield family
 
 
 def gpu_labels(gpu: Gpu | AuditGpuDocument) -> tuple[str, ...]:
     """Return the values of GPU_LABELS."""
     return gpu.vendor, str(gpu.index), one_line(gpu.uuid or ""), gpu.pci_bus_id
 
-
-def filled(
-    families: Iterable[MetricFamily[T]],
-    things: Collection[tuple[Sequence[str], T]],
-    labels: tuple[str, ...] = (),
-) -> Iterator[Metric]:
-    """Yield the metrics that have samples of these things, each with its values of `labels`."""
-    for family in families:
-        kind = CounterMetricFamily if family.name.endswith("_total") else GaugeMetricFamily
-        label = (family.label,) if family.label else ()
-        metric = kind(family.name, family.help, labels=(*labels, *label))
-        for values, thing in things:
-            read = family.read(thing)
-            if isinstance(read, Mapping):
-                for value, number in read.items():
-                    metric.add_metric([*values, value], number)
-            elif read is not None:
-                metric.add_metric(values, read)
-        if metric.samples:
-            yield metric
-
-
-def whole(families: Iterable[MetricFamily[T]], thing: T) -> Iterator[Metric]:
-    """Yield metrics without labels."""
-    return filled(families, [((), thing)])
-
-
-NODE_FAMILIES: tuple[MetricFamily[Node], ...] = (
-    MetricFamily(
-        "affinityd_gpus",
-        "GPUs of the node, by vendor.",
-        lambda node: Count(gpu.vendor for gpu in node.topology.gpus),
-        "vendor",
-    ),
-    MetricFamily(
-        "affinityd_topology_generation",
-        "Grows by one each time the topology was read again and differed.",
-        attrgetter("generation"),
-    ),
-)
-
-GPU_FAMILIES: tuple[MetricFamily[Gpu], ...] = (
-    MetricFamily(
-        "affinityd_gpu_numa_node",
-        "The NUMA node of each GPU; a GPU whose node is not known has no sample.",
-        attrgetter("numa_node"),
-    ),
-)
-
-#: By GPU and RDMA port, which is named as in node_exporter's infiniband collector.
-NIC_FAMILIES: tuple[MetricFamily[int], ...] = (
-    MetricFamily(
-        "affinityd_gpu_nic_info",
-        "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
-        unchanged,
-    ),
-)
-
-#: Of the daemon itself. A scan that hangs shows only by its age.
-DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
-    MetricFamily(
-        "affinityd_scan_interval_seconds",
-        "How often the processes are scanned.",
-        attrgetter("scan_interval"),
-    ),
-    MetricFamily(
-        "affinityd_scan_age_seconds",
-        "How long ago the last finished scan of the processes began.",
-        attrgetter("scan_age"),
-    ),
-)
 
 #: After these or three intervals without a scan, what the last one found would be served as if it
 #: were so now, and keep alerts of ended jobs firing.
@@ -144,13 +63,38 @@ REFUSALS = ("404", "409", "422", "503")
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-def _nics(node: Node) -> list[tuple[tuple[str, ...], int]]:
+def _node_metrics(node: Node) -> Iterator[Metric]:
+    """Yield the metrics of the node, its GPUs and its NICs."""
+    by_vendor = GaugeMetricFamily(
+        "affinityd_gpus", "GPUs of the node, by vendor.", labels=("vendor",)
+    )
+    add(by_vendor, (), Count(gpu.vendor for gpu in node.topology.gpus))
+    yield by_vendor
+    yield GaugeMetricFamily(
+        "affinityd_topology_generation",
+        "Grows by one each time the topology was read again and differed.",
+        node.generation,
+    )
+    nodes = GaugeMetricFamily(
+        "affinityd_gpu_numa_node",
+        "The NUMA node of each GPU; a GPU whose node is not known has no sample.",
+        labels=GPU_LABELS,
+    )
+    # A port is named as in node_exporter's infiniband collector.
+    ports = GaugeMetricFamily(
+        "affinityd_gpu_nic_info",
+        "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
+        labels=(*GPU_LABELS, "device", "port", "link"),
+    )
     nics = nics_of_gpus(node.topology)
-    return [
-        ((*gpu_labels(gpu), one_line(near.port.device), str(near.port.number), near.link), 1)
-        for gpu in node.topology.gpus
-        for near in nics[gpu.key].best()
-    ]
+    for gpu in node.topology.gpus:
+        labels = gpu_labels(gpu)
+        add(nodes, labels, gpu.numa_node)
+        for near in nics[gpu.key].best():
+            port = (one_line(near.port.device), str(near.port.number), near.link)
+            ports.add_metric([*labels, *port], 1)
+    yield nodes
+    yield ports
 
 
 class Metrics:
@@ -211,12 +155,25 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that are computed at each scrape."""
+        families: list[Metric] = []
         if node := self._machine.known:
-            yield from whole(NODE_FAMILIES, node)
-            gpus = [(gpu_labels(gpu), gpu) for gpu in node.topology.gpus]
-            yield from filled(GPU_FAMILIES, gpus, GPU_LABELS)
-            yield from filled(NIC_FAMILIES, _nics(node), (*GPU_LABELS, "device", "port", "link"))
-        yield from whole(DAEMON_FAMILIES, self)
+            families += _node_metrics(node)
+        families.append(
+            GaugeMetricFamily(
+                "affinityd_scan_interval_seconds",
+                "How often the processes are scanned.",
+                self.scan_interval,
+            )
+        )
+        # A scan that hangs shows only by this.
+        families.append(
+            GaugeMetricFamily(
+                "affinityd_scan_age_seconds",
+                "How long ago the last finished scan of the processes began.",
+                self.scan_age,
+            )
+        )
+        yield from with_samples(families)
         if self.of_nri is not None:
             yield from self.of_nri()
 

@@ -9,21 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from affinityd.audit.document import AuditGpuDocument
 from affinityd.audit.model import CpuTime, Job, Scan
 from affinityd.audit.verdict import LOST, RESERVED
-from affinityd.daemon.metrics import (
-    GPU_LABELS,
-    MetricFamily,
-    filled,
-    gpu_labels,
-    unchanged,
-    whole,
-)
+from affinityd.daemon.metrics import GPU_LABELS, add, gpu_labels, with_samples
 from affinityd.text import one_line
 from affinityd.topology.model import GpuKey, Keys, moved
 from affinityd.topology.nearness import CAUSES
@@ -120,211 +112,191 @@ def _first(*causes: str | None) -> str | None:
     return min((cause for cause in causes if cause is not None), key=CAUSES.index, default=None)
 
 
-def _mismatch_by_cause(gpu: AuditGpuDocument) -> dict[str, float] | None:
-    if gpu.mismatch is None or gpu.near is None:
-        return None
-    return {cause: number > 0 for cause, number in gpu.mismatch.items()}
-
-
-def _is_reserved(gpu: AuditGpuDocument) -> bool | None:
-    return gpu.state == RESERVED if gpu.audited else None
-
-
-AUDIT_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
-    MetricFamily(
-        "affinityd_gpu_audited",
-        "1 if the processes that use the GPU are known, else 0.",
-        attrgetter("audited"),
-    ),
-    MetricFamily(
-        "affinityd_gpu_numa_mismatch",
-        "1 if a process of the GPU may run on far CPUs, by cause; no sample if the GPU's "
-        "processes or its NUMA node are not known.",
-        _mismatch_by_cause,
-        "cause",
-    ),
-    MetricFamily(
-        "affinityd_gpu_processes",
-        "Processes that use the GPU, and their descendants, by placement.",
-        attrgetter("processes"),
-        "placement",
-    ),
-    MetricFamily(
-        "affinityd_gpu_orphan_processes",
-        "Orphans: processes that hold the GPU, and belong to no job any more.",
-        attrgetter("orphans"),
-    ),
-    MetricFamily(
-        "affinityd_gpu_reserved",
-        "1 if a job is known to have the GPU, and no process uses it, else 0.",
-        _is_reserved,
-    ),
-    MetricFamily(
-        "affinityd_gpu_cpu_seconds_total",
-        "CPU time of the processes that use the GPU, and of their descendants.",
-        attrgetter("cpu_seconds"),
-    ),
-    MetricFamily(
-        "affinityd_gpu_remote_cpu_seconds_total",
-        "CPU time of the GPU's processes on far CPUs; a thread's time counts for its last CPU.",
-        attrgetter("remote_cpu_seconds"),
-    ),
-    MetricFamily(
-        "affinityd_gpu_wait_seconds_total",
-        "How long threads of the processes that use the GPU, and of their descendants, could run "
-        "and did not: the kernel's run delay. Short-lived threads are not counted.",
-        attrgetter("wait_seconds"),
-    ),
-    MetricFamily(
-        "affinityd_gpu_waiting_processes",
-        "Processes of the GPU whose threads wait long for CPUs, by the cause of that.",
-        attrgetter("waiting"),
-        "cause",
-    ),
-    MetricFamily(
-        "affinityd_gpu_throttled_seconds_total",
-        "How long cgroups of the GPU's processes were throttled by their CPU limit, over CPUs.",
-        attrgetter("throttled_seconds"),
-    ),
-    MetricFamily(
-        "affinityd_gpu_host_memory_bytes",
-        (
-            "Resident host memory of the processes that use the GPU, by placement (near, far, "
-            "unknown), by a sample of its pages; each counts for one GPU, shared pages in full."
-        ),
-        attrgetter("host_memory_bytes"),
-        "placement",
-    ),
-    MetricFamily(
-        "affinityd_gpu_far_memory_processes",
-        "Processes of the GPU with much host memory on far nodes, by the cause of that.",
-        attrgetter("far_memory"),
-        "cause",
-    ),
-)
-
-#: Of a GPU, also one that is not there any more.
-LOST_FAMILIES: tuple[MetricFamily[bool], ...] = (
-    MetricFamily(
-        "affinityd_gpu_lost",
-        "1 if the GPU is lost or hangs, or was there and is not any more, else 0.",
-        unchanged,
-    ),
-)
-
-#: Since when a GPU has a mismatch, seconds since the epoch; None: it has none.
-SINCE_FAMILIES: tuple[MetricFamily[float | None], ...] = (
-    MetricFamily(
-        "affinityd_gpu_numa_mismatch_start_timestamp_seconds",
-        "When the mismatch of the GPU was first seen, since the epoch; only while there is one.",
-        unchanged,
-    ),
-)
-
-
-def _mismatched_gpus(row: JobRow) -> int:
-    return sum(cause is not None for cause in row.causes.values())
-
-
-def _gpu_seconds_by_cause(row: JobRow) -> dict[str, float]:
-    return {cause: row.gpu_seconds[cause] for cause in CAUSES}
-
-
-JOB_LABELS = ("scheduler", "job_id", "namespace", "pod", "container")
-JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
-    MetricFamily(
-        "affinityd_job_gpus", "GPUs of the node that the job uses.", lambda row: len(row.causes)
-    ),
-    MetricFamily(
-        "affinityd_job_mismatched_gpus",
-        "GPUs of the node with a process of the job that may run on far CPUs.",
-        _mismatched_gpus,
-    ),
-    MetricFamily(
-        "affinityd_job_gpu_seconds_total",
-        "How long the job has used GPUs of the node, summed over the GPUs.",
-        lambda row: sum(row.gpu_seconds.values()),
-    ),
-    MetricFamily(
-        "affinityd_job_mismatched_gpu_seconds_total",
-        "How much of affinityd_job_gpu_seconds_total had a process of the job that may run on "
-        "far CPUs, by the first cause of such processes: allocation, mask, unpinned.",
-        _gpu_seconds_by_cause,
-        "cause",
-    ),
-    MetricFamily(
-        "affinityd_job_numa_mismatch_start_timestamp_seconds",
-        "When the job's mismatch was first seen, since the epoch; only while there is one.",
-        lambda row: row.since if row.causes else None,
-    ),
-    MetricFamily(
-        "affinityd_job_cpu_seconds_total",
-        "CPU time of the job's processes that use GPUs, and of their descendants.",
-        attrgetter("time.total"),
-    ),
-    MetricFamily(
-        "affinityd_job_remote_cpu_seconds_total",
-        "CPU time of the job's processes on CPUs far from their GPU.",
-        attrgetter("time.remote"),
-    ),
-)
-
-#: Of a GPU and a job that uses it.
-USED_FAMILIES: tuple[MetricFamily[bool], ...] = (
-    MetricFamily(
-        "affinityd_job_gpu",
-        "1 for each GPU that a job uses: by this an alert or a panel on a GPU names its job.",
-        unchanged,
-    ),
-)
-
-#: Of the scan itself.
-SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
-    MetricFamily(
-        "affinityd_pin_overlap_cpus",
-        "CPUs that more than one job has pinned for its own use.",
-        lambda scan: sum(map(len, scan.overlap.values())),
-    ),
-    MetricFamily(
-        "affinityd_scan_duration_seconds",
-        "How long the last scan of the processes took.",
-        attrgetter("seconds"),
-    ),
-    MetricFamily(
-        "affinityd_scan_skipped_processes",
-        "Processes that the last scan did not reach within its time limit.",
-        attrgetter("skipped"),
-    ),
-    MetricFamily(
-        "affinityd_numa_balancing",
-        "The kernel's numa_balancing: if odd, the kernel unmaps pages of running jobs.",
-        attrgetter("numa_balancing"),
-    ),
-)
-
-
 def metrics(
     scan: Scan, gpus: Sequence[AuditGpuDocument], jobs: Iterable[JobRow]
 ) -> Iterator[Metric]:
     """Yield every metric of a scan; `gpus`: of its document of counts."""
-    yield from filled(AUDIT_FAMILIES, [(gpu_labels(gpu), gpu) for gpu in gpus], GPU_LABELS)
-    lost = [(gpu_labels(gpu), gpu.state == LOST) for gpu in gpus]
-    lost += [(gpu_labels(gpu), True) for gpu in scan.gone]
-    yield from filled(LOST_FAMILIES, lost, GPU_LABELS)
-    since = [(gpu_labels(gpu), scan.since.get((gpu.vendor, gpu.index))) for gpu in gpus]
-    yield from filled(SINCE_FAMILIES, since, GPU_LABELS)
-    yield from whole(SCAN_FAMILIES, scan)
-    rows = []
-    used = []
+    families = [*_gpu_metrics(scan, gpus), *_scan_metrics(scan), *_job_metrics(gpus, jobs)]
+    return with_samples(families)
+
+
+def _gpu_metrics(scan: Scan, gpus: Sequence[AuditGpuDocument]) -> Iterator[Metric]:
+    by_cause = (*GPU_LABELS, "cause")
+    by_placement = (*GPU_LABELS, "placement")
+    audited = GaugeMetricFamily(
+        "affinityd_gpu_audited",
+        "1 if the processes that use the GPU are known, else 0.",
+        labels=GPU_LABELS,
+    )
+    mismatch = GaugeMetricFamily(
+        "affinityd_gpu_numa_mismatch",
+        "1 if a process of the GPU may run on far CPUs, by cause; no sample if the GPU's "
+        "processes or its NUMA node are not known.",
+        labels=by_cause,
+    )
+    processes = GaugeMetricFamily(
+        "affinityd_gpu_processes",
+        "Processes that use the GPU, and their descendants, by placement.",
+        labels=by_placement,
+    )
+    orphans = GaugeMetricFamily(
+        "affinityd_gpu_orphan_processes",
+        "Orphans: processes that hold the GPU, and belong to no job any more.",
+        labels=GPU_LABELS,
+    )
+    reserved = GaugeMetricFamily(
+        "affinityd_gpu_reserved",
+        "1 if a job is known to have the GPU, and no process uses it, else 0.",
+        labels=GPU_LABELS,
+    )
+    cpu_seconds = CounterMetricFamily(
+        "affinityd_gpu_cpu_seconds_total",
+        "CPU time of the processes that use the GPU, and of their descendants.",
+        labels=GPU_LABELS,
+    )
+    remote_cpu_seconds = CounterMetricFamily(
+        "affinityd_gpu_remote_cpu_seconds_total",
+        "CPU time of the GPU's processes on far CPUs; a thread's time counts for its last CPU.",
+        labels=GPU_LABELS,
+    )
+    wait_seconds = CounterMetricFamily(
+        "affinityd_gpu_wait_seconds_total",
+        "How long threads of the processes that use the GPU, and of their descendants, could run "
+        "and did not: the kernel's run delay. Short-lived threads are not counted.",
+        labels=GPU_LABELS,
+    )
+    waiting = GaugeMetricFamily(
+        "affinityd_gpu_waiting_processes",
+        "Processes of the GPU whose threads wait long for CPUs, by the cause of that.",
+        labels=by_cause,
+    )
+    throttled_seconds = CounterMetricFamily(
+        "affinityd_gpu_throttled_seconds_total",
+        "How long cgroups of the GPU's processes were throttled by their CPU limit, over CPUs.",
+        labels=GPU_LABELS,
+    )
+    host_memory = GaugeMetricFamily(
+        "affinityd_gpu_host_memory_bytes",
+        "Resident host memory of the processes that use the GPU, by placement (near, far, "
+        "unknown), by a sample of its pages; each counts for one GPU, shared pages in full.",
+        labels=by_placement,
+    )
+    far_memory = GaugeMetricFamily(
+        "affinityd_gpu_far_memory_processes",
+        "Processes of the GPU with much host memory on far nodes, by the cause of that.",
+        labels=by_cause,
+    )
+    lost = GaugeMetricFamily(
+        "affinityd_gpu_lost",
+        "1 if the GPU is lost or hangs, or was there and is not any more, else 0.",
+        labels=GPU_LABELS,
+    )
+    since = GaugeMetricFamily(
+        "affinityd_gpu_numa_mismatch_start_timestamp_seconds",
+        "When the mismatch of the GPU was first seen, since the epoch; only while there is one.",
+        labels=GPU_LABELS,
+    )
+    for gpu in gpus:
+        labels = gpu_labels(gpu)
+        add(audited, labels, gpu.audited)
+        if gpu.mismatch is not None and gpu.near is not None:
+            add(mismatch, labels, {cause: number > 0 for cause, number in gpu.mismatch.items()})
+        add(processes, labels, gpu.processes)
+        add(orphans, labels, gpu.orphans)
+        if gpu.audited:
+            add(reserved, labels, gpu.state == RESERVED)
+        add(cpu_seconds, labels, gpu.cpu_seconds)
+        add(remote_cpu_seconds, labels, gpu.remote_cpu_seconds)
+        add(wait_seconds, labels, gpu.wait_seconds)
+        add(waiting, labels, gpu.waiting)
+        add(throttled_seconds, labels, gpu.throttled_seconds)
+        add(host_memory, labels, gpu.host_memory_bytes)
+        add(far_memory, labels, gpu.far_memory)
+        add(lost, labels, gpu.state == LOST)
+        add(since, labels, scan.since.get((gpu.vendor, gpu.index)))
+    for gone in scan.gone:
+        add(lost, gpu_labels(gone), 1)
+    yield from (audited, mismatch, processes, orphans, reserved, cpu_seconds, remote_cpu_seconds)
+    yield from (wait_seconds, waiting, throttled_seconds, host_memory, far_memory, lost, since)
+
+
+def _scan_metrics(scan: Scan) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "affinityd_pin_overlap_cpus",
+        "CPUs that more than one job has pinned for its own use.",
+        sum(map(len, scan.overlap.values())),
+    )
+    yield GaugeMetricFamily(
+        "affinityd_scan_duration_seconds",
+        "How long the last scan of the processes took.",
+        scan.seconds,
+    )
+    yield GaugeMetricFamily(
+        "affinityd_scan_skipped_processes",
+        "Processes that the last scan did not reach within its time limit.",
+        scan.skipped,
+    )
+    yield GaugeMetricFamily(
+        "affinityd_numa_balancing",
+        "The kernel's numa_balancing: if odd, the kernel unmaps pages of running jobs.",
+        scan.numa_balancing,
+    )
+
+
+def _job_metrics(gpus: Sequence[AuditGpuDocument], jobs: Iterable[JobRow]) -> Iterator[Metric]:
+    labels = ("scheduler", "job_id", "namespace", "pod", "container")
+    used = GaugeMetricFamily(
+        "affinityd_job_gpus", "GPUs of the node that the job uses.", labels=labels
+    )
+    mismatched = GaugeMetricFamily(
+        "affinityd_job_mismatched_gpus",
+        "GPUs of the node with a process of the job that may run on far CPUs.",
+        labels=labels,
+    )
+    gpu_seconds = CounterMetricFamily(
+        "affinityd_job_gpu_seconds_total",
+        "How long the job has used GPUs of the node, summed over the GPUs.",
+        labels=labels,
+    )
+    mismatched_seconds = CounterMetricFamily(
+        "affinityd_job_mismatched_gpu_seconds_total",
+        "How much of affinityd_job_gpu_seconds_total had a process of the job that may run on "
+        "far CPUs, by the first cause of such processes: allocation, mask, unpinned.",
+        labels=(*labels, "cause"),
+    )
+    since = GaugeMetricFamily(
+        "affinityd_job_numa_mismatch_start_timestamp_seconds",
+        "When the job's mismatch was first seen, since the epoch; only while there is one.",
+        labels=labels,
+    )
+    cpu_seconds = CounterMetricFamily(
+        "affinityd_job_cpu_seconds_total",
+        "CPU time of the job's processes that use GPUs, and of their descendants.",
+        labels=labels,
+    )
+    remote_cpu_seconds = CounterMetricFamily(
+        "affinityd_job_remote_cpu_seconds_total",
+        "CPU time of the job's processes on CPUs far from their GPU.",
+        labels=labels,
+    )
+    of_gpu = GaugeMetricFamily(
+        "affinityd_job_gpu",
+        "1 for each GPU that a job uses: by this an alert or a panel on a GPU names its job.",
+        labels=(*GPU_LABELS, *labels),
+    )
     for row in jobs:
-        labels = _job_labels(row.job)
-        rows.append((labels, row))
-        of_job = [gpu for gpu in gpus if (gpu.vendor, gpu.index) in row.causes]
-        used += [((*gpu_labels(gpu), *labels), True) for gpu in of_job]
-    if rows:
-        yield from filled(JOB_FAMILIES, rows, JOB_LABELS)
-        yield from filled(USED_FAMILIES, used, (*GPU_LABELS, *JOB_LABELS))
-
-
-def _job_labels(job: Job) -> tuple[str, ...]:
-    return tuple(map(one_line, (job.scheduler, job.id, job.namespace, job.pod, job.container)))
+        job = row.job
+        values = (job.scheduler, job.id, job.namespace, job.pod, job.container)
+        its_labels = tuple(map(one_line, values))
+        add(used, its_labels, len(row.causes))
+        add(mismatched, its_labels, len(row.causes) - list(row.causes.values()).count(None))
+        add(gpu_seconds, its_labels, sum(row.gpu_seconds.values()))
+        add(mismatched_seconds, its_labels, {cause: row.gpu_seconds[cause] for cause in CAUSES})
+        add(since, its_labels, row.since if row.causes else None)
+        add(cpu_seconds, its_labels, row.time.total)
+        add(remote_cpu_seconds, its_labels, row.time.remote)
+        for gpu in gpus:
+            if (gpu.vendor, gpu.index) in row.causes:
+                of_gpu.add_metric([*gpu_labels(gpu), *its_labels], 1)
+    yield from (used, mismatched, gpu_seconds, mismatched_seconds)
+    yield from (since, cpu_seconds, remote_cpu_seconds, of_gpu)

@@ -7,12 +7,15 @@ from typing import Any
 
 import yaml
 
+from affinityd.audit.model import Job
 from affinityd.config.settings import Settings
-from affinityd.daemon import metrics
-from affinityd.daemon.metrics import MetricFamily, audit
+from affinityd.daemon.metrics import Metrics
 from affinityd.daemon.nri import NriPlugin
 from affinityd.daemon.state.topology_watcher import KnownNode
+from affinityd.machines import load
+from affinityd.topology.model import Node
 from tests.support.paths import REPOSITORY
+from tests.support.scans import GPU0, audit, process, scanned
 
 CHART = REPOSITORY / "deploy/helm/affinityd"
 (RULES,) = (CHART / "rules").iterdir()
@@ -22,19 +25,14 @@ SERIES = {"histogram": ("_bucket", "_sum", "_count")}
 
 def exported() -> set[str]:
     """Return the names of all series that a daemon may export."""
-    names = {
-        family.name
-        for module in (audit, metrics)
-        for table in vars(module).values()
-        if isinstance(table, tuple)
-        for family in table
-        if isinstance(family, MetricFamily)
-    }
+    far = process(job=Job("slurm", "7"), cause="mask", placement="remote")
+    (last,) = scanned(audit(far, since={GPU0: 1.0}), job_series=1)
+    daemon = Metrics(KnownNode(Node(load("dgx-a100"))), lambda: last, scan_interval=15)
+    names: set[str] = set()
+    for name, kind in re.findall(r"# TYPE (\w+) (\w+)", daemon.exposition().decode()):
+        names.update(f"{name}{suffix}" for suffix in SERIES.get(kind, ("",)))
     plugin = NriPlugin(Settings(), KnownNode(), lambda: None)
     names.update(sample.name for metric in plugin.metrics() for sample in metric.samples)
-    own = metrics.Metrics(KnownNode(), lambda: None, scan_interval=15).exposition().decode()
-    for name, kind in re.findall(r"# TYPE (\w+) (\w+)", own):
-        names.update(f"{name}{suffix}" for suffix in SERIES.get(kind, ("",)))
     return names
 
 
