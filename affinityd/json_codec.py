@@ -49,7 +49,11 @@ _PLAIN: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class OneOf:
-    """Annotates a text that is one of these words: OpenAPI lists them, no other one is read."""
+    """Annotates a text that is one of these words: OpenAPI lists them, no other one is read.
+
+    typing.Literal would repeat the constants and tables that the words are from, as of the modes,
+    and has to be the type of each variable on a word's way to a document: tried, it was longer.
+    """
 
     words: tuple[str, ...]
 

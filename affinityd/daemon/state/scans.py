@@ -4,6 +4,9 @@ It is forked before the daemon has threads, so no plan waits for an interpreter 
 thousands of processes. Its answers are JSON, metrics and documents as they are served; none is
 unpickled. It ends with the daemon. A child that has ended or hangs ends the daemon, which its
 supervisor starts again.
+
+It is no `Child` of linux/children, which yields one answer and ends: this one is asked for scan
+after scan, and remembers processes from one to the next.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """The messages of NRI that a plugin needs, and the bytes on its socket. Pure.
 
+No library, because: neither NRI nor its ttrpc has one for Python. One of containerd's own would be
+taken. `linux/protobuf` has the figures of Protocol Buffers.
+
 Sources: containerd/nri pkg/api/api.proto, whose field numbers these are, and
 pkg/net/multiplex/mux.go (frames: two connections in one); containerd/ttrpc PROTOCOL.md (messages).
 A field that is not set is empty, 0 or None here.
