@@ -32,15 +32,15 @@ class RankGroup(NamedTuple):
     homes: Nodes  #: the home nodes of all of them; (): the domain is everywhere
 
 
-def usable(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
+def usable_cores(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
     """Return the cores with an allowed CPU, in their order, each cut down to its allowed ones."""
-    usable_cores = []
+    parts = []
     for core in cores:
         if allowed.issuperset(core.cpus):
-            usable_cores.append(core)
+            parts.append(core)
         elif cpus := tuple(cpu for cpu in core.cpus if cpu in allowed):
-            usable_cores.append(core._replace(cpus=cpus))
-    return tuple(usable_cores)
+            parts.append(core._replace(cpus=cpus))
+    return tuple(parts)
 
 
 def nearest_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[Nodes]:
@@ -80,7 +80,7 @@ def domains_of(
     """Return the domain of home nodes; `unique`: its ranks must not overlap with others'."""
     domains = {}
     if scope == "node" or not unique:
-        find_domain = near_domain if scope == "node" else socket
+        find_domain = near_domain if scope == "node" else socket_domain
         for nodes in homes:
             domains[nodes] = find_domain(topology, nodes, allowed)
         return domains
@@ -88,7 +88,7 @@ def domains_of(
     taken = {*chain.from_iterable(homes)}
     near_cores = []
     partners = []
-    for core in usable(topology.cores, allowed):
+    for core in usable_cores(topology.cores, allowed):
         if core.node in taken:
             near_cores.append(core)
         else:
@@ -113,17 +113,17 @@ def nearest_first(topology: Topology, homes: Nodes) -> list[int | None]:
 def near_domain(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
     """Return the cores of home nodes, node by node."""
     cores = chain.from_iterable(topology.node_cores[number] for number in homes)
-    return single_bundles(usable(cores, allowed))
+    return single_bundles(usable_cores(cores, allowed))
 
 
-def socket(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
+def socket_domain(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
     """Return the home nodes' cores, then those of their packages' other nodes, nearest first."""
     at_home = chain.from_iterable(topology.node_cores[number] for number in homes)
     packages = {core.package for core in at_home}
     cores: list[Core] = []
     for number in nearest_first(topology, homes):
         cores += [core for core in topology.node_cores[number] if core.package in packages]
-    return single_bundles(usable(cores, allowed))
+    return single_bundles(usable_cores(cores, allowed))
 
 
 def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
@@ -151,8 +151,8 @@ def best_first(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
 
 def restrict(domain: Domain, allowed: CpuSet) -> Domain:
     """Return the part of a domain in a narrower cpuset; its remaining partners are dealt again."""
-    near_cores = usable((bundle[0] for bundle in domain), allowed)
-    partners = usable(best_first(bundle[1:] for bundle in domain), allowed)
+    near_cores = usable_cores((bundle[0] for bundle in domain), allowed)
+    partners = usable_cores(best_first(bundle[1:] for bundle in domain), allowed)
     return deal(near_cores, partners)
 
 
@@ -188,7 +188,7 @@ def gpu_blocks(
     """
     options = demand.options
     allowed = demand.allowed
-    of_nodes = _of_nodes(topology, mode.scope or options.scope, mode.cut, demand.unreserved)
+    of_nodes = _blocks_of_nodes(topology, mode.scope or options.scope, mode.cut, demand.unreserved)
     # The blocks of a node with fewer cores than GPUs do not count for those of the others.
     sizes: list[int] = []
     for _, _, cut in of_nodes:
@@ -218,7 +218,7 @@ def gpu_blocks(
 
 
 @lru_cache(maxsize=8)
-def _of_nodes(
+def _blocks_of_nodes(
     topology: Topology, scope: str, cut: Split, unreserved: CpuSet
 ) -> Sequence[NodeBlocks]:
     """Return the blocks of every node, found once for all jobs."""
@@ -247,7 +247,7 @@ def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:
     return cpus_of(cores)
 
 
-def widened(
+def widen_domains(
     topology: Topology, demand: Demand, groups: Sequence[RankGroup], *, asked: int, divides: bool
 ) -> tuple[RankGroup, ...]:
     """Return the groups, whose domains hold the CPUs that their ranks asked for, `asked` each.
@@ -281,7 +281,7 @@ def asked_together(demand: Demand, group: RankGroup, asked: int) -> int:
     return demand.together.get(group.homes[0], asked * len(group.ranks))
 
 
-def topped_up(
+def top_up_cores(
     topology: Topology,
     demand: Demand,
     groups: Sequence[RankGroup],
@@ -314,7 +314,7 @@ def group_of_ranks(groups: Iterable[RankGroup]) -> Mapping[int, RankGroup]:
 def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> list[Core]:
     """Return the allowed cores that no rank has yet."""
     first_cpus = {core.cpus[0] for core in taken}
-    allowed = usable(topology.cores, demand.allowed)
+    allowed = usable_cores(topology.cores, demand.allowed)
     return [core for core in allowed if core.cpus[0] not in first_cpus]
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import Demand, Options, Plan, RankPlan, Widening, domains
-from affinityd.planner.domains import RankCores, RankGroup, given_cpus, single_bundles, usable
+from affinityd.planner.domains import RankCores, RankGroup, given_cpus, single_bundles, usable_cores
 from affinityd.planner.modes import MODES, PlanMode, Position
 from affinityd.planner.reasons import Reasons, too_few_cores, warnings
 from affinityd.topology.model import Core, Gpu, Topology
@@ -32,7 +32,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
             f"({format_list(demand.unreserved) or 'all are reserved'})"
         )
     mode = MODES[demand.options.mode]
-    division = _divided(topology, demand, mode)
+    division = _divide_cores(topology, demand, mode)
     ranks = tuple(_rank_plans(topology, demand, mode, division))
     share = division[-1]
     plan_warnings = tuple(warnings(topology, demand, mode, ranks, share))
@@ -46,7 +46,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     return Plan(ranks, share, plan_warnings)
 
 
-def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
+def _divide_cores(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     options = demand.options
     # A mode that does not count cores gives each rank one: the request names no more.
     if options.cpus is None or not mode.widens:
@@ -68,22 +68,22 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
             smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
             if options.share == "node" or smallest >= asked:
                 return tuple(block_groups), in_blocks, "node"
-    groups = _by_home(topology, demand, mode)
+    groups = _group_by_home(topology, demand, mode)
     wider = groups
     if asked:
-        wider = domains.widened(topology, demand, groups, asked=asked, divides=mode.unique)
+        wider = domains.widen_domains(topology, demand, groups, asked=asked, divides=mode.unique)
     cores_of: RankCores = dict(_split(wider, options, mode))
     if asked and mode.unique:
-        cores_of = domains.topped_up(topology, demand, groups, cores_of, asked=asked)
+        cores_of = domains.top_up_cores(topology, demand, groups, cores_of, asked=asked)
     return groups, cores_of, "requested"
 
 
-def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
+def _group_by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
     """Group ranks by home nodes, each group on the domain of mode and scope."""
     gpus = demand.gpus
     allowed = demand.allowed
     if mode.everywhere:
-        domain = single_bundles(usable(topology.cores, allowed))
+        domain = single_bundles(usable_cores(topology.cores, allowed))
         return (RankGroup(tuple(range(len(gpus))), domain, ()),)
     if mode.shares:
         homes_of_ranks = domains.nearest_nodes(topology, gpus, allowed)

@@ -8,7 +8,14 @@ from itertools import chain
 
 from affinityd.cpuset import format_list, named_nodes
 from affinityd.planner import Demand, Options, PlanWarning, RankPlan, Widening
-from affinityd.planner.domains import Nodes, RankCores, nearest_nodes, shares_node, socket, usable
+from affinityd.planner.domains import (
+    Nodes,
+    RankCores,
+    nearest_nodes,
+    shares_node,
+    socket_domain,
+    usable_cores,
+)
 from affinityd.planner.modes import PlanMode
 from affinityd.text import count, node_name
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
@@ -91,7 +98,7 @@ class Reasons:
             else:
                 yield f"share=node: the GPUs of {node_name(home)} take its caches in turn"
         elif self.mode.balances:
-            near = usable(self.topology.node_cores[home], self.demand.allowed)
+            near = usable_cores(self.topology.node_cores[home], self.demand.allowed)
             spare = sum(core.cpus[0] not in self.ranks_on for core in near)
             cause = "balanced" if self.demand.options.balanced else "an equal division"
             if spare:
@@ -109,7 +116,7 @@ class Reasons:
             cpus = frozenset().union(*map(topology.cpus_of_node, homes))
         else:
             place = f"the socket of {named_nodes(homes)}"
-            cpus = cpus_of(chain.from_iterable(socket(topology, homes, topology.online)))
+            cpus = cpus_of(chain.from_iterable(socket_domain(topology, homes, topology.online)))
         if reserved := cpus - demand.unreserved:
             yield f"CPUs {format_list(reserved)} of {place} are reserved"
         if outside := (cpus & demand.unreserved) - demand.allowed:
@@ -161,7 +168,7 @@ def warnings(
         )
     entries = Counter(gpu.key for gpu in demand.gpus)
     for rank in ranks:
-        for code, message in _of_rank(rank, mode, entries[rank.gpu.key], options.cpus, share):
+        for code, message in _warn_of_rank(rank, mode, entries[rank.gpu.key], options.cpus, share):
             yield PlanWarning(code, f"rank {rank.rank}{message}", rank.rank)
     fast = demand.allowed - topology.slow
     for rank in ranks if fast else ():
@@ -180,7 +187,7 @@ def warnings(
             yield PlanWarning("idle_cpus", f"{cpus} ({listed}) will stay idle: far from these GPUs")
 
 
-def _of_rank(
+def _warn_of_rank(
     rank: RankPlan, mode: PlanMode, entries: int, asked: int | None, share: str
 ) -> Iterator[tuple[str, str]]:
     """Yield codes and messages about a rank; `entries`: how many ranks have its GPU."""

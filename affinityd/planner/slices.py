@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import Options, Plan, PlanWarning, RankPlan
-from affinityd.planner.domains import given_cpus, single_bundles, usable
+from affinityd.planner.domains import given_cpus, single_bundles, usable_cores
 from affinityd.planner.modes import MODES, Position
 from affinityd.text import count
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
@@ -199,7 +199,7 @@ def plan_within(
     near = vicinity(topology, gpus)
     near_cores = []
     far_cores = []
-    for core in usable(topology.cores, cpus):
+    for core in usable_cores(topology.cores, cpus):
         if near.cpus.isdisjoint(core.cpus):
             far_cores.append(core)
         else:

@@ -92,7 +92,7 @@ def number_tiles(seen: VisibleDevices) -> VisibleDevices:
     return seen._replace(by_index=dict(enumerate(tiles)))
 
 
-def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...]:
+def find_entries(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...]:
     """Return the device of each entry of a request's `gpus`, in rank order; None means all.
 
     Raises InvalidRequestError for an entry that can name no GPU, NoSuchGpuError for one unseen.
@@ -118,7 +118,7 @@ def with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevic
 
 
 def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
-    """Return the device that an index, UUID or PCI bus id names. Raises as `named`."""
+    """Return the device that an index, UUID or PCI bus id names. Raises as `find_entries`."""
     if is_number(entry):
         index = whole_number(entry, MAX_ENTRIES)
         if index is not None and index in seen.by_index:
@@ -201,7 +201,7 @@ def _ze_devices(text: str) -> list[int]:
     return sorted({_strtoul(entry) for entry in text.split(",")} - {-1})
 
 
-def narrowed(value: str | None, vendor: str, numbers: Sequence[int]) -> tuple[str, str]:
+def narrow_visible(value: str | None, vendor: str, numbers: Sequence[int]) -> tuple[str, str]:
     """Return the variable, and its value, that leaves a caller these of the devices it sees.
 
     `numbers` are the caller's, `value` what its variables are now. No text of the caller is in the

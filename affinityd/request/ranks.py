@@ -17,11 +17,17 @@ from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import BoundError, InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.planner import Demand, Options, Plan, PlanWarning
 from affinityd.planner.choose import choose_gpus, deal_in_order
-from affinityd.planner.domains import home_nodes, usable
+from affinityd.planner.domains import home_nodes, usable_cores
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
 from affinityd.planner.slices import plan_within
-from affinityd.request.devices import Entry, VisibleDevices, all_devices, named, narrowed
+from affinityd.request.devices import (
+    Entry,
+    VisibleDevices,
+    all_devices,
+    find_entries,
+    narrow_visible,
+)
 from affinityd.request.environment import CUDA, MAX_ENTRIES, ROCR
 from affinityd.request.parameters import Request
 from affinityd.request.task import Task, gpus_seen
@@ -65,7 +71,7 @@ class Planned(NamedTuple):
     visible: Mapping[int, Mapping[str, str]] = {}
 
 
-def warned(planned: Planned, *warnings: PlanWarning) -> Planned:
+def add_warnings(planned: Planned, *warnings: PlanWarning) -> Planned:
     """Return a plan with more warnings."""
     result = planned.plan
     return planned._replace(plan=result._replace(warnings=(*result.warnings, *warnings)))
@@ -106,12 +112,12 @@ def plan_ranks(resolved: Resolved) -> Planned:
     if task.slice is not None:
         return _plan_in_slice(resolved, entries, asked)
     allowed = resolved.allowed
-    cpus = asked_cpus(node, task, allowed, (task.cpus and task.cpus.tasks) or ranks or 1)
+    cpus = count_asked_cpus(node, task, allowed, (task.cpus and task.cpus.tasks) or ranks or 1)
     if cpus is not None:
         options = replace(options, cpus=-(-cpus // gpus_of_task))
     together: dict[int | None, int] = {}
     if cpus is not None and task.cpus is not None and task.cpus.is_allotment:
-        options, together = _of_allotment(node, options, task.cpus.tasks or 1, entries, allowed)
+        options, together = _ask_by_allotment(node, options, task.cpus.tasks or 1, entries, allowed)
     demand = demand_of(node, entries, allowed, options)
     result = plan(node.topology, demand._replace(together=together, cuts_cores=bool(together)))
     planned = Planned(entries, asked, options, result, allowed)
@@ -121,7 +127,7 @@ def plan_ranks(resolved: Resolved) -> Planned:
             f"CPUs {format_list(allowed)} are not the whole machine: jobs on other GPUs that may "
             "run there may get the same ones"
         )
-        return warned(planned, PlanWarning("not_unique", message))
+        return add_warnings(planned, PlanWarning("not_unique", message))
     return planned
 
 
@@ -135,7 +141,7 @@ def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
     gpus = len(entries)
     if gpus > 1 and listed not in {(), ("block",)}:
         try:
-            order = named(resolved.seen, listed)
+            order = find_entries(resolved.seen, listed)
         except (InvalidRequestError, NoSuchGpuError) as error:
             why = "which GPU it uses is not known" if listed == ("unknown",) else error
             raise BoundError(f"{GPU_ORDER}={','.join(listed)}: {why}") from None
@@ -270,7 +276,7 @@ def _variables_of(resolved: Resolved, own: Sequence[Entry]) -> dict[str, str]:
     if task.visible is None and len(opened) > len(resolved.seen.by_index):
         devices = [device for _, device in own]
         numbers = [number for number, device in opened.items() if device in devices]
-    variable, value = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
+    variable, value = narrow_visible(task.visible, own[0][1].gpu.vendor, numbers)
     if variable == ROCR and dict(task.lists).get(CUDA):  # HIP counts places in ROCR's list by it
         return {variable: value, CUDA: ",".join(map(str, range(len(numbers))))}
     return {variable: value}
@@ -325,10 +331,10 @@ def _plan_in_slice(
     if not MODES[mode].unique:
         return planned
     message = f"mode {mode}: {because}, which other ranks may have, too"
-    return warned(planned, PlanWarning("not_unique", message))
+    return add_warnings(planned, PlanWarning("not_unique", message))
 
 
-def _of_allotment(
+def _ask_by_allotment(
     node: Node, options: Options, tasks: int, entries: Sequence[Entry], allowed: CpuSet
 ) -> tuple[Options, dict[int | None, int]]:
     """Return a demand that is a part of an allotment, of a rank and of those of a home node."""
@@ -373,7 +379,7 @@ def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[E
     if not task.job:
         return ()
     try:
-        job = named(all_devices(topology), task.job)
+        job = find_entries(all_devices(topology), task.job)
         for entry in dict.fromkeys(own):  # of 256 entries most may be the same
             places_of(entry, job)
     except (InvalidRequestError, NoSuchGpuError) as error:
@@ -407,7 +413,7 @@ def places_of(entry: Entry, job: Sequence[Entry]) -> list[int]:
     return places
 
 
-def asked_cpus(node: Node, task: Task, allowed: CpuSet, tasks: int) -> int | None:
+def count_asked_cpus(node: Node, task: Task, allowed: CpuSet, tasks: int) -> int | None:
     """Return how many logical CPUs each of the tasks on these CPUs asked for; None: unknown."""
     asked = task.cpus
     if asked is None:
@@ -431,7 +437,7 @@ def at_most_of_whole_node(
 
     A few cores may be kept from it (CoreSpecCount), and second threads (--hint=nomultithread).
     """
-    cores = usable(topology.cores, usable_cpus)
+    cores = usable_cores(topology.cores, usable_cpus)
     lacking = sum(cpus.isdisjoint(core.cpus) for core in cores)
     is_less = lacking * TOLERATED > len(cores) or granted * TOLERATED <= len(cpus) * (TOLERATED - 1)
     return each if is_less else min(each, cores_of_gpu(topology))

@@ -10,7 +10,7 @@ from affinityd.config import OBSERVE, ON
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.planner import Plan, PlanWarning, RankPlan
-from affinityd.request.devices import Doubt, named
+from affinityd.request.devices import Doubt, find_entries
 from affinityd.request.parameters import Request
 from affinityd.request.process_plan import ProcessPlan
 from affinityd.request.ranks import Resolved, job_entries, plan_chosen, plan_ranks
@@ -108,10 +108,10 @@ def process_plan(reply: Reply) -> ProcessPlan:
 
 def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     """Plan one request. Raises AffinityError."""
-    return checked(node, plan_reply(node, request, caller))
+    return check_gpus_of(node, plan_reply(node, request, caller))
 
 
-def checked(node: Node, reply: Reply) -> Reply:
+def check_gpus_of(node: Node, reply: Reply) -> Reply:
     """Return a reply, with a warning on its GPUs. Raises UnsatisfiableError for a wrong one."""
     gpus = [rank.gpu for rank in reply.ranks]
     warning = check_gpus(node.topology, reply.request.task, reply.doubt, gpus)
@@ -132,7 +132,7 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     cpuset, source = _cpuset(task.cpuset, caller, topology)
     task = choose_visible(topology, task)
     seen = gpus_seen(topology, task)
-    entries = named(seen, task.gpus)
+    entries = find_entries(seen, task.gpus)
     mask = task.cpuset
     if task.slurm:
         mask = task.slurm.mask or (caller.mask if caller else None)

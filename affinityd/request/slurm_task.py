@@ -13,17 +13,18 @@ from functools import lru_cache
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.planner import Options, Plan, PlanWarning
-from affinityd.planner.domains import nearest_nodes, usable
+from affinityd.planner.domains import nearest_nodes, usable_cores
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
 from affinityd.planner.slices import deal
-from affinityd.request.devices import Entry, all_devices, named
+from affinityd.request.devices import Entry, all_devices, find_entries
 from affinityd.request.ranks import (
     GpusOfRanks,
     Planned,
     Resolved,
-    asked_cpus,
+    add_warnings,
     check_step_gpus,
+    count_asked_cpus,
     deal_gpus,
     demand_of,
     gpus_of,
@@ -31,7 +32,6 @@ from affinityd.request.ranks import (
     places_of,
     plan_bound,
     repeat_each,
-    warned,
 )
 from affinityd.request.task_cpus import SlurmTask
 from affinityd.text import count
@@ -98,7 +98,7 @@ def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
         if within is not None:
             allowed &= within
         planned = _plan_without_slice(step, allowed)
-    return warned(planned, *warnings)
+    return add_warnings(planned, *warnings)
 
 
 def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
@@ -110,7 +110,7 @@ def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
         job = ()
     everything = all_devices(resolved.node.topology)
     if not job and task.step_gpus == len(everything.by_index):  # needs no note
-        job = named(everything, None)
+        job = find_entries(everything, None)
     return job
 
 
@@ -205,7 +205,7 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
         return planned._replace(options=options)  # the mask stays, and so does what was asked for
     if options.cpus is None:
         asked = step.resolved.task.cpus
-        cpus = asked_cpus(node, step.resolved.task, allowed, task.tasks)
+        cpus = count_asked_cpus(node, step.resolved.task, allowed, task.tasks)
         if cpus and has_siblings and (asked is None or asked.cpus is None):
             cpus = 1  # a mask that tasks share is no demand: without -c Slurm gives each one CPU
         options = replace(options, cpus=cpus)
@@ -224,7 +224,7 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
             f"mode {options.mode} has too few CPUs near this task's GPUs to give it as many as it "
             "asked for: it has those of mode node, which other tasks may share"
         )
-        return warned(planned, PlanWarning("not_unique", message))
+        return add_warnings(planned, PlanWarning("not_unique", message))
     return planned
 
 
@@ -313,5 +313,5 @@ def _least_cores(step: StepTask, options: Options, allowed: CpuSet) -> int:
     wants_fewer = not (mode.counts and mode.widens) or options.max_physical_cores is not None
     if wants_fewer or options.cpus is None:
         return 1
-    cores = usable(step.resolved.node.topology.cores, allowed)
+    cores = usable_cores(step.resolved.node.topology.cores, allowed)
     return max(1, options.cpus // max(len(core.cpus) for core in cores))

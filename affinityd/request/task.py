@@ -41,8 +41,8 @@ from affinityd.request.environment import Environment, Rank, number, visible
 from affinityd.request.task_cpus import (
     SlurmTask,
     TaskCpus,
-    asked_cpus,
     bound_by,
+    read_asked_cpus,
     read_slice,
     read_slurm_task,
 )
@@ -110,16 +110,16 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
     )
     if options.cpus is None:
         of_script = rank is None and bool(stated.rank) and not stated.ranks
-        cpus = asked_cpus(environ, stated.ranks, launched, of_script=of_script)
+        cpus = read_asked_cpus(environ, stated.ranks, launched, of_script=of_script)
         task = replace(task, cpus=cpus)
     if not is_named and (launched is None or launched.variable == env.SLURM_TASK):
         task = replace(task, bound=bound_by(environ, launched))
         if launched and launched.size:
             slurm = read_slurm_task(environ, launched.number, launched.size, stated.cpuset)
             task = replace(task, job=stated.job or _gpus_of_job(environ), slurm=slurm)
-            return replace(task, granted=_granted(environ, task))
+            return replace(task, granted=_choose_granted(environ, task))
     if rank is None and len(stated.rank or ()) != 1:
-        return replace(task, granted=_granted(environ, task))
+        return replace(task, granted=_choose_granted(environ, task))
     if stated.rank and stated.ranks:
         return task
     if rank is None:
@@ -127,7 +127,7 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
     ranks = stated.ranks or rank.size
     if stated.rank:
         return replace(task, job=None, ranks=ranks)
-    apart = not is_named and not stated.ranks and _kept_apart(environ, task, rank, options)
+    apart = not is_named and not stated.ranks and _set_apart(environ, task, rank, options)
     return apart or replace(task, job=None, rank=(rank.number,), ranks=ranks)
 
 
@@ -181,7 +181,7 @@ def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
     return tuple(gpus.split(",")) if gpus else None
 
 
-def _granted(environ: Environment, task: Task) -> str | None:
+def _choose_granted(environ: Environment, task: Task) -> str | None:
     """Return the job's GPUs if a task, not bound, may open others too; else those that it may."""
     of_step = number(environ.get("SLURM_GPUS_ON_NODE"))
     files = (task.granted or "").count(",") + 1
@@ -190,7 +190,7 @@ def _granted(environ: Environment, task: Task) -> str | None:
     return ",".join(task.job)
 
 
-def _kept_apart(environ: Environment, task: Task, rank: Rank, options: Options) -> Task | None:
+def _set_apart(environ: Environment, task: Task, rank: Rank, options: Options) -> Task | None:
     """Return a rank that alone sees its single GPU, apart from its siblings' cores; None: else."""
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return None
@@ -219,9 +219,9 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     everything = all_devices(topology)
     devices = None
     if task.granted is not None:
-        devices = _opened(topology, everything, task.granted)
+        devices = _devices_opened(topology, everything, task.granted)
     if task.nvidia_visible:
-        devices = _of_container(everything, task.nvidia_visible, devices) or devices
+        devices = _devices_of_container(everything, task.nvidia_visible, devices) or devices
     seen = everything if devices is None else number_devices(devices)
     if _counts_itself(task) and not task.counts_cards:
         seen = number_tiles(seen)
@@ -235,7 +235,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     else:
         seen = of_daemon
     seen = read_visible(task.visible, seen)
-    divided = _of_mig(seen) if _counts_itself(task) else None
+    divided = _doubt_of_mig(seen) if _counts_itself(task) else None
     if divided and seen.doubt:
         divided = divided._replace(gpus=divided.gpus | seen.doubt.gpus)
     return seen._replace(doubt=divided or seen.doubt)
@@ -246,7 +246,7 @@ def _counts_itself(task: Task) -> bool:
     return task.is_process or task.visible is not None
 
 
-def _opened(
+def _devices_opened(
     topology: Topology, everything: VisibleDevices, granted: str
 ) -> tuple[ComputeDevice, ...]:
     """Return the devices that may be opened, in the node's order, as a process counts them."""
@@ -280,7 +280,7 @@ def _granted_device(everything: VisibleDevices, entry: str) -> ComputeDevice:
         ) from None
 
 
-def _of_container(
+def _devices_of_container(
     everything: VisibleDevices, listed: str, granted: tuple[ComputeDevice, ...] | None
 ) -> tuple[ComputeDevice, ...] | None:
     """Return the devices that a container lists; None: none (`all`), or not only granted ones."""
@@ -322,7 +322,7 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
     return Doubt(f"{why}; name the GPU by its UUID", behind)
 
 
-def _of_mig(seen: VisibleDevices) -> Doubt | None:
+def _doubt_of_mig(seen: VisibleDevices) -> Doubt | None:
     """Return the doubt of indices where GPUs are divided: CUDA counts one instance alone."""
     devices = list(seen.by_index.values())
     gpus = [device.gpu for device in devices if device.mig is None]

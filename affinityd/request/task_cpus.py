@@ -45,7 +45,7 @@ class SlurmTask:
     binds_gpus: bool = False
 
 
-def asked_cpus(
+def read_asked_cpus(
     environ: Environment, ranks: int | None, rank: Rank | None, *, of_script: bool
 ) -> TaskCpus | None:
     """Return how many CPUs a process's task asked for; None: unknown.

@@ -1,7 +1,7 @@
 """Asking for a plan as a caller does: parameters by name, each a text."""
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.api.plan import pairs_of, replied
+from affinityd.daemon.api.plan import find_reply, pairs_of
 from affinityd.errors import AffinityError
 from affinityd.request.formats import render
 from affinityd.request.parameters import parse_query
@@ -37,7 +37,7 @@ def answer_to(
     node: Node, query: bytes, caller: Caller | None = None, form: str = "json"
 ) -> tuple[Reply, str]:
     """Return the reply of `GET /plan` to a query string, and its text."""
-    reply = replied(node, parse_query(pairs_of(query)), caller)
+    reply = find_reply(node, parse_query(pairs_of(query)), caller)
     return reply, render(reply, form)
 
 

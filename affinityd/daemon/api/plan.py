@@ -100,7 +100,7 @@ async def plan(request: HttpRequest, asked: Annotated[Request, Depends(read_quer
     state = state_of(request)
     node = state.watcher.node
     caller = caller_of_request(request)
-    reply = replied(node, asked, caller)
+    reply = find_reply(node, asked, caller)
     form = asked.format or "json"
     if not asked.format and wants_text(request.headers.get("accept")):
         form = "cpulist"
@@ -112,7 +112,7 @@ async def plan(request: HttpRequest, asked: Annotated[Request, Depends(read_quer
     return Response(render(reply, form), media_type=TEXT)
 
 
-def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
+def find_reply(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
     """Return the reply to a request, which may be remembered; `caller` is None where unknown.
 
     Raises AffinityError; its kind is the reason.
@@ -129,7 +129,7 @@ def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
         reply = reply._replace(asked_ranks=asked_ranks(task.rank, len(reply.entries)))
     else:
         reply = _reply(node, asked, caller)
-    return resolve.checked(node, reply)
+    return resolve.check_gpus_of(node, reply)
 
 
 def _cpus_in(asked: Request) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import RankPlan
-from affinityd.planner.domains import usable
+from affinityd.planner.domains import usable_cores
 from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Core, Gpu, Topology
@@ -34,7 +34,7 @@ def test_a_rank_has_allowed_cpus_of_whole_cores_of_its_domain(question: Question
     for rank in reply.ranks:
         assert rank.cpus
         assert rank.cpus <= reply.allowed <= question.whole
-        cores = usable(cores_of(rank, topology), reply.allowed)
+        cores = usable_cores(cores_of(rank, topology), reply.allowed)
         assert rank.cpus == {cpu for core in cores for cpu in core.cpus[threads]}
         assert rank.physical_cores == len(cores) <= (options.max_physical_cores or 999)
         assert 1 <= rank.threads <= rank.physical_cores
@@ -76,8 +76,8 @@ def test_the_home_node_is_the_nearest_and_modes_that_share_take_all_that_tie(
             near = [core for core in topology.cores if core.node in nearest]
             assert rank.home_node == min(nearest, key=lambda node: topology.node_of[node].order)
             if options.max_physical_cores is None:
-                assert {*usable(near, reply.allowed)} <= {
-                    *usable(cores_of(rank, topology), reply.allowed)
+                assert {*usable_cores(near, reply.allowed)} <= {
+                    *usable_cores(cores_of(rank, topology), reply.allowed)
                 }
 
 
@@ -183,7 +183,7 @@ def test_a_rank_has_what_it_asked_for_while_cores_are_idle(question: Question, c
     wide, narrow = question.answered(cpus=cpus), question.try_to_ask()
     held = [cores_of(rank, question.topology) for rank in wide.ranks]
     assert are_disjoint(held)
-    is_idle = len(usable(question.topology.cores, wide.allowed)) > sum(map(len, held))
+    is_idle = len(usable_cores(question.topology.cores, wide.allowed)) > sum(map(len, held))
     mode, options = question.parameters["mode"], wide.request.options
     keeps_to_block = mode == "single_unique" or wide.plan.share == "node"
     if is_idle and not keeps_to_block and options.max_physical_cores is None:

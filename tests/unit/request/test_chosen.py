@@ -6,7 +6,7 @@ import pytest
 
 from affinityd.cpuset import format_list, format_mask, parse_list
 from affinityd.errors import AffinityError
-from affinityd.request.devices import narrowed
+from affinityd.request.devices import narrow_visible
 from affinityd.request.formats import render
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Topology
@@ -88,14 +88,14 @@ def test_the_variable_does_not_count_where_the_gpu_is_known(variables: str) -> N
 @pytest.mark.parametrize(("value", "vendor", "numbers", "expected"), cases("narrowed.tsv"))
 def test_a_list_is_narrowed(value: str, vendor: str, numbers: str, expected: str) -> None:
     given = [int(number) for number in numbers.split(",")]
-    assert "=".join(narrowed(value.replace("\\n", "\n") or None, vendor, given)) == expected
+    assert "=".join(narrow_visible(value.replace("\\n", "\n") or None, vendor, given)) == expected
 
 
 def test_gpus_that_no_variable_chooses_are_refused() -> None:
     with pytest.raises(AffinityError, match=r"^choose: no variable is known .+ GPUs of 1da3$"):
-        narrowed(None, "1da3", [0])
+        narrow_visible(None, "1da3", [0])
     with pytest.raises(AffinityError, match="is no UUID"):
-        narrowed("GPU-$(id)", "nvidia", [0])
+        narrow_visible("GPU-$(id)", "nvidia", [0])
 
 
 def test_a_rank_is_told_its_gpus_in_its_own_numbering() -> None:
