@@ -97,9 +97,10 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
             reserved = daemon.published.reserved
         variables += [(name, ENVIRONMENT) for name in sorted(os.environ)]
         variables += [(name, file) for name in in_file]
-    tree = machine.tree
-    if settings.machine:  # it has no files, and nothing is below a device
+    if settings.machine:  # a built-in one has no files, and nothing is below a device
         tree = Tree(f"{os.devnull}/", topology.name)
+    else:
+        tree = machine.tree
     return NodeFacts(
         topology=topology,
         tree=tree,
