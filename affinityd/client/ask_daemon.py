@@ -10,6 +10,7 @@ Every rank would wait for `http.client`, which takes longer to import than Pytho
 from __future__ import annotations
 
 import errno
+import marshal
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -76,9 +77,7 @@ def find_plan(
 
     if not forks:
         return plan()
-    import marshal  # noqa: PLC0415
-
-    from affinityd.linux import children  # noqa: PLC0415
+    from affinityd.linux import children  # noqa: PLC0415 - not where a daemon answers
 
     try:
         encoded = children.run(lambda: marshal.dumps(vars(plan())), _end(start, timeout))

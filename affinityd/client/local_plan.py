@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd import config
@@ -122,8 +123,6 @@ def plan_request(node: Node, request: Request, caller: Caller | None = None) -> 
 
 def _with_instances(node: Node) -> Node:
     """Return this machine's node with NVML's MIG instances. Raises NoSuchGpuError without it."""
-    from dataclasses import replace
-
     from affinityd.discovery.machine import Machine
 
     machine = Machine(settings.load({}, names=("root", "machine", "node_name")))

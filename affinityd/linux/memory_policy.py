@@ -19,8 +19,13 @@ POLICIES = ("local", "preferred", "bind", "interleave")
 
 #: The kernel's modes by number: include/uapi/linux/syscalls.h.
 POLICY_MODES = (
-    *("default", "preferred", "bind", "interleave", "local"),
-    *("preferred_many", "weighted_interleave"),  # since 5.15 and 6.9
+    "default",
+    "preferred",
+    "bind",
+    "interleave",
+    "local",
+    "preferred_many",  # since 5.15
+    "weighted_interleave",  # since 6.9
 )
 
 #: How numa_maps spells them: kernel mm/mempolicy.c, policy_modes. The longer of two goes first.

@@ -234,7 +234,9 @@ PARAMETERS = {
     "observe": Parameter(parse_list, "count the plan only: the caller stays on these CPUs"),
     "share": _choice(
         "divide the cores among the requested GPUs, or all of the node's",
-        *("auto", "requested", "node"),
+        "auto",
+        "requested",
+        "node",
     ),
     "nics": Parameter(
         _read_nics,

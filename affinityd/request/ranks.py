@@ -82,37 +82,15 @@ def plan_ranks(resolved: Resolved) -> Planned:
     node = resolved.node
     task = resolved.task
     options = resolved.request.options
-    own = resolved.entries
-    job = resolved.job
-    ranks = task.ranks
-    if job and not (ranks is not None and MODES[options.mode].by_rank):
-        sharing = 1
-        slot = 0
-        asking = own
-        if ranks is not None:  # all tasks see the same, and take turns
-            (rank,) = asked_ranks(task.rank, ranks)
-            sharing = -(-ranks // len(own))
-            slot = rank // len(own)
-            asking = (own[rank % len(own)],)
-        places: list[int] = []
-        for entry in dict.fromkeys(asking):
-            places += places_of(entry, job)
-        entries = repeat_each(job, sharing)
-        asked = frozenset(place * sharing + slot for place in places)
-        gpus_of_task = len(asking)
+    if resolved.job and not (task.ranks is not None and MODES[options.mode].by_rank):
+        entries, asked, gpus_of_task = _place_in_job(resolved)
     else:
-        count = ranks or len(own)
-        if task.is_launched and ranks is None and task.rank:
-            count = max(count, 1 + task.rank[-1])
-        entries = tuple(own[rank % len(own)] for rank in range(count))
-        asked = asked_ranks(task.rank, count)
-        has_number = task.cpus is not None and task.cpus.cpus is not None
-        is_one = ranks is not None or (task.rank is not None and has_number)
-        gpus_of_task = 1 if is_one else len(own)
+        entries, asked, gpus_of_task = _place_on_own_gpus(resolved)
     if task.slice is not None:
         return _plan_in_slice(resolved, entries, asked)
     allowed = resolved.allowed
-    cpus = count_asked_cpus(node, task, allowed, (task.cpus and task.cpus.tasks) or ranks or 1)
+    tasks = (task.cpus and task.cpus.tasks) or task.ranks or 1
+    cpus = count_asked_cpus(node, task, allowed, tasks)
     if cpus is not None:
         options = replace(options, cpus=-(-cpus // gpus_of_task))
     together: dict[int | None, int] = {}
@@ -129,6 +107,38 @@ def plan_ranks(resolved: Resolved) -> Planned:
         )
         return add_warnings(planned, PlanWarning("not_unique", message))
     return planned
+
+
+def _place_in_job(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset[int], int]:
+    """Return the GPU of each rank of a job, the ranks that are this task's, and its GPUs."""
+    task = resolved.task
+    own = resolved.entries
+    sharing = 1
+    slot = 0
+    asking = own
+    if task.ranks is not None:  # all tasks see the same, and take turns
+        (rank,) = asked_ranks(task.rank, task.ranks)
+        sharing = -(-task.ranks // len(own))
+        slot = rank // len(own)
+        asking = (own[rank % len(own)],)
+    places: list[int] = []
+    for entry in dict.fromkeys(asking):
+        places += places_of(entry, resolved.job)
+    asked = frozenset(place * sharing + slot for place in places)
+    return repeat_each(resolved.job, sharing), asked, len(asking)
+
+
+def _place_on_own_gpus(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset[int], int]:
+    """Return as `_place_in_job`, of a task whose own GPUs are all that count."""
+    task = resolved.task
+    own = resolved.entries
+    ranks = task.ranks or len(own)
+    if task.is_launched and task.ranks is None and task.rank:
+        ranks = max(ranks, 1 + task.rank[-1])
+    entries = tuple(own[rank % len(own)] for rank in range(ranks))
+    has_number = task.cpus is not None and task.cpus.cpus is not None
+    is_one = task.ranks is not None or (task.rank is not None and has_number)
+    return entries, asked_ranks(task.rank, ranks), 1 if is_one else len(own)
 
 
 def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
@@ -200,8 +210,8 @@ def plan_chosen(resolved: Resolved) -> Planned | None:
     visible: dict[int, dict[str, str]] = {}
     if len(dealt[0]) < len(entries):
         visible = {rank: _variables_of(resolved, dealt[rank]) for rank in asking}
-    is_command_s = bool(task.masks) and task.slurm is None
-    if (not known or ranks == 1) and not (task.bound or is_command_s):
+    asks_for_all = bool(task.masks) and task.slurm is None  # a command, not a rank
+    if (not known or ranks == 1) and not (task.bound or asks_for_all):
         return _plan_near(resolved, dealt, asking[0])._replace(visible=visible)
     options = Options(strict=resolved.request.options.strict)
     kept = known or (topology.online & resolved.cpuset,) * ranks

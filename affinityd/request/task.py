@@ -118,17 +118,16 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
             slurm = read_slurm_task(environ, launched.number, launched.size, stated.cpuset)
             task = replace(task, job=stated.job or _gpus_of_job(environ), slurm=slurm)
             return replace(task, granted=_choose_granted(environ, task))
-    if rank is None and len(stated.rank or ()) != 1:
+    if rank is None and len(stated.rank or ()) != 1:  # all ranks are asked for, or several
         return replace(task, granted=_choose_granted(environ, task))
     if stated.rank and stated.ranks:
         return task
-    if rank is None:
-        return replace(task, job=None, ranks=stated.ranks)
-    ranks = stated.ranks or rank.size
-    if stated.rank:
-        return replace(task, job=None, ranks=ranks)
-    apart = not is_named and not stated.ranks and _set_apart(environ, task, rank, options)
-    return apart or replace(task, job=None, rank=(rank.number,), ranks=ranks)
+    if rank is None or stated.rank:  # one of as many as its launcher, or its GPUs, say
+        return replace(task, job=None, ranks=rank.size if rank else None)
+    by_number = replace(task, job=None, rank=(rank.number,), ranks=stated.ranks or rank.size)
+    if is_named or stated.ranks:
+        return by_number
+    return _set_apart(environ, task, rank, options) or by_number
 
 
 def _read_numberings(environ: Environment, stated: Task) -> Task:
@@ -199,9 +198,14 @@ def _set_apart(environ: Environment, task: Task, rank: Rank, options: Options) -
     is_only_one = not in_slurm and container not in (None, "all") and "," not in (container or "")
     if env.gpus_in(task.visible) != 1 or is_only_one:
         return None
-    job, size = task.job or _gpus_of_job(environ), rank.size or 1
-    gpus = (len(job) if job else number(environ.get("SLURM_GPUS_ON_NODE"))) or size
-    sharing = -(-size // gpus)
+    job = task.job or _gpus_of_job(environ)
+    ranks = rank.size or 1
+    gpus = ranks
+    if job:
+        gpus = len(job)
+    elif of_node := number(environ.get("SLURM_GPUS_ON_NODE")):
+        gpus = of_node
+    sharing = -(-ranks // gpus)  # ranks that share a GPU
     if sharing > 1:
         task = replace(task, ranks=sharing, rank=(rank.number // gpus,))
         job = None

@@ -33,8 +33,18 @@ FAILED = 125  #: as env(1) and timeout(1) have it: the command was not tried
 
 #: Parameters of a plan that launchers and schedulers set, and the help leaves out.
 HIDDEN = (
-    *("ranks", "job", "cpuset", "cpus", "visible", "granted", "gpus_per_rank", "share"),
-    *("scope", "multithreading", "min_physical_cores", "max_physical_cores"),
+    "ranks",
+    "job",
+    "cpuset",
+    "cpus",
+    "visible",
+    "granted",
+    "gpus_per_rank",
+    "share",
+    "scope",
+    "multithreading",
+    "min_physical_cores",
+    "max_physical_cores",
 )
 EXEC_PARAMETERS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDDEN)
 #: How exec goes with launchers: behind them, since it pins the ranks.
