@@ -90,7 +90,7 @@ def main() -> None:
         print(
             f"{number:5}  {arm:8} {one.rate:8.2f}  {shown:>4}  {' | '.join(one.cpus)}", flush=True
         )
-    print(WORKS if options.smoke else verdict(runs["unpinned"], runs["pinned"]))
+    print(WORKS if options.smoke else compared(runs["unpinned"], runs["pinned"]))
 
 
 def read_options() -> argparse.Namespace:
@@ -232,7 +232,7 @@ def near_share(tensor: torch.Tensor, node: int | None) -> float:
     return math.nan if status else sum(found == node for found in nodes) / len(nodes)
 
 
-def verdict(unpinned: list[Measured], pinned: list[Measured]) -> str:
+def compared(unpinned: list[Measured], pinned: list[Measured]) -> str:
     """Say what both arms' rounds come to."""
     ratios = sorted(b.rate / a.rate for a, b in zip(unpinned, pinned, strict=True))
     says = (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import partial
 
+from affinityd.audit.findings import HOUR, later_history, states
 from affinityd.audit.gather import ProcessWalk, ticks_since
 from affinityd.audit.jobs import ProcessOwners, missing_process, tree_tops, why_orphan
 from affinityd.audit.judge import Judge, divided, overlap, with_allocations
@@ -24,7 +25,6 @@ from affinityd.audit.model import (
     ProcessFacts,
     Scan,
 )
-from affinityd.audit.verdict import HOUR, later_history, states
 from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet

@@ -14,6 +14,7 @@ from typing import Any
 
 from affinityd import machines
 from affinityd.audit.auditor import MINUTE, ScanRecords
+from affinityd.audit.findings import HOUR
 from affinityd.audit.jobs import missing_process
 from affinityd.audit.judge import Judge, with_allocations
 from affinityd.audit.memory import HostMemory
@@ -29,7 +30,6 @@ from affinityd.audit.model import (
     ProcessFacts,
     Scan,
 )
-from affinityd.audit.verdict import HOUR
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.discovery.nvml import NvmlLoad

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 
-from affinityd.audit import verdict
-from affinityd.audit.memory import PLACES, HostMemory
+from affinityd.audit import findings
+from affinityd.audit.findings import Finding
+from affinityd.audit.memory import MEMORY_LOCALITIES, HostMemory
 from affinityd.audit.memory import REMEDIES as MEMORY_REMEDIES
 from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, CpuTime, Scan
 from affinityd.audit.remedies import Remedies
-from affinityd.audit.verdict import Finding
 from affinityd.audit.waits import WAIT_CAUSES, Waits, remedy
 from affinityd.cpuset import format_list
 from affinityd.discovery.nvml import NO_LOAD, NvmlLoad
@@ -24,7 +24,7 @@ from affinityd.topology.nearness import CAUSES, PLACEMENTS
 Placement = Annotated[str, OneOf(PLACEMENTS)]
 Cause = Annotated[str, OneOf(CAUSES)]
 WaitCause = Annotated[str, OneOf(WAIT_CAUSES)]
-MemoryPlace = Annotated[str, OneOf(PLACES)]
+MemoryLocality = Annotated[str, OneOf(MEMORY_LOCALITIES)]
 MemoryCause = Annotated[str, OneOf((*MEMORY_REMEDIES,))]
 ALL, COUNTS = "all", "counts"  #: a document names all processes, or none
 Seen = Annotated[str, OneOf((ALL, COUNTS))]
@@ -52,12 +52,12 @@ class AuditGpuDocument:
     remote_cpu_seconds: float | None
     wait_seconds: float | None  #: threads that could run, and did not
     throttled_seconds: float | None  #: of the cgroups of its processes, each once
-    host_memory_bytes: Mapping[MemoryPlace, int] | None  #: of its processes, by a sample
+    host_memory_bytes: Mapping[MemoryLocality, int] | None  #: of its processes, by a sample
     host_memory_pinned_far_bytes: int | None  #: far, and likely pinned
     load: NvmlLoad = NO_LOAD
     last_hour: CpuTime | None = None  #: the same four times, of the last hour
-    state: verdict.State = verdict.IDLE  #: the worst of its processes
-    history: str = ""  #: a letter for each of the last sixty minutes: the first of its worst state
+    state: findings.State = findings.IDLE
+    history: str = ""  #: a letter for each of the last sixty minutes, of its worst state
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class AuditWaitsDocument:
 class AuditMemoryDocument:
     """Where the host memory of a process is, by a sample of its pages; bytes."""
 
-    placed_bytes: Mapping[MemoryPlace, int]
+    placed_bytes: Mapping[MemoryLocality, int]
     gpu_bytes: int  #: of memory on nodes without CPUs, as GPUs of Grace have
     far_nodes: Sequence[int]
     pinned: Sequence[str]  #: why some is likely pinned
@@ -162,7 +162,7 @@ class AuditDocument:
     skipped: int
     numa_balancing: int | None
     notices: Sequence[str]
-    verdict: Sequence[Finding] = ()  #: the worst first
+    findings: Sequence[Finding] = ()  #: the worst first
     demo: str | None = None  #: the machine, if its processes are made up
     pin_overlaps: Sequence[AuditOverlapDocument] | None = left_out()
     processes: Sequence[AuditProcessDocument] | None = left_out()
@@ -171,7 +171,7 @@ class AuditDocument:
 def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocument:
     """Return the document: everything, or without `names_all` only counts."""
     remedies = Remedies(topology, scan)
-    states = verdict.states(scan)
+    states = findings.states(scan)
     by_gpu = defaultdict(list)
     for process in scan.processes:
         for key in () if process.is_daemon else process.facts.gpus:
@@ -191,7 +191,7 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
         skipped=scan.skipped,
         numa_balancing=scan.numa_balancing,
         notices=scan.notices,
-        verdict=[*verdict.verdict(topology, scan, remedies if names_all else None)],
+        findings=[*findings.findings(topology, scan, remedies if names_all else None)],
         demo=scan.demo,
         pin_overlaps=(
             [AuditOverlapDocument(_cpulist(cpus), owners) for owners, cpus in overlaps]
@@ -211,14 +211,16 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
     was_seen = is_known or time.total > 0
     pids = (process.facts.pid for process in processes if process.facts.gpu == gpu.key)
     memory = [scan.memory[pid] for pid in pids if pid in scan.memory]
-    waiting = [process.facts.pid for process in processes if verdict.waits_long(process, scan)]
+    waiting = [process.facts.pid for process in processes if findings.waits_long(process, scan)]
     known: dict[str, Any] = {
         "processes": _counted(PLACEMENTS, (process.placement for process in processes)),
         "mismatch": _counted(CAUSES, (process.cause for process in processes)),
         "orphans": sum(process.orphan is not None for process in processes),
         "waiting": _counted(WAIT_CAUSES, (scan.waits[pid].cause for pid in waiting)),
         "far_memory": _counted(MEMORY_REMEDIES, (one.cause for one in memory if one.is_notable())),
-        "host_memory_bytes": {place: sum(one.placed[place] for one in memory) for place in PLACES},
+        "host_memory_bytes": {
+            word: sum(one.placed[word] for one in memory) for word in MEMORY_LOCALITIES
+        },
         "host_memory_pinned_far_bytes": sum(one.pinned_far for one in memory),
     }
     return AuditGpuDocument(

@@ -176,7 +176,7 @@ def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:
 
 
 @dataclass(frozen=True)
-class Share:
+class Allocation:
     """CPUs that GPUs of a job divide between them: each GPU is a rank."""
 
     cpus: CpuSet  #: of cpusets that overlap: those that are online, and not reserved
@@ -186,7 +186,7 @@ class Share:
     has_slices: bool = False  #: the masks of its processes are disjoint, as Slurm's slices are
 
 
-class Shares:
+class Allocations:
     """The CPUs that jobs divide on one machine, and the plans for them; each is made once."""
 
     def __init__(self, topology: Topology, reserved: CpuSet) -> None:
@@ -196,10 +196,10 @@ class Shares:
         self._gpus = {gpu.key: gpu for gpu in topology.gpus}
         self.ranks = cache(self._ranks)
 
-    def of(self, cpuset: CpuSet, holders: Collection[ProcessFacts]) -> Share:
+    def of(self, cpuset: CpuSet, holders: Collection[ProcessFacts]) -> Allocation:
         """Return the CPUs a process with this cpuset divides with the holders of its job's GPUs.
 
-        All cpusets that overlap, directly or through others, are one share.
+        All cpusets that overlap, directly or through others, are one allocation.
         """
         cpusets = [holder.cpuset & self.whole for holder in holders if holder.cpuset]
         cpus = cpuset & self.whole
@@ -223,51 +223,53 @@ class Shares:
             asked = math.ceil(granted / len(gpus))
             if any(holder.membership.scheduler == SLURM for holder in sharing):
                 asked = at_most_of_whole_node(self.topology, asked, granted, cpus, self.whole)
-        return Share(cpus, tuple(sorted(gpus)), granted, asked, _have_slices(sharing))
+        return Allocation(cpus, tuple(sorted(gpus)), granted, asked, _have_slices(sharing))
 
-    def _ranks(self, share: Share, options: Options) -> tuple[RankPlan, ...] | str:
-        """Return the plan for a share, or why there is none."""
-        gpus = tuple(self._gpus[gpu] for gpu in share.gpus if gpu in self._gpus)
+    def _ranks(self, allocation: Allocation, options: Options) -> tuple[RankPlan, ...] | str:
+        """Return the plan for an allocation, or why there is none."""
+        gpus = tuple(self._gpus[gpu] for gpu in allocation.gpus if gpu in self._gpus)
         try:
-            return plan(self.topology, Demand(gpus, share.cpus, self.whole, options)).ranks
+            return plan(self.topology, Demand(gpus, allocation.cpus, self.whole, options)).ranks
         except UnsatisfiableError as error:
             return str(error)
 
-    def judged(self, process: AuditedProcess, share: Share) -> AuditedProcess:
+    def judged(self, process: AuditedProcess, allocation: Allocation) -> AuditedProcess:
         """Return the judgment of a process, with the cause ALLOCATION where no pin would help."""
         if not process.is_mismatch:
             return process
         first, *others = process.judged
-        if not others and self._is_given(process, share, first):
+        if not others and self._is_given(process, allocation, first):
             widened: CpuSet | None = first
         else:
-            widened = self._widened(process, share, share.asked)
+            widened = self._widened(process, allocation, allocation.asked)
         near = process.near or frozenset()
         cause = cause_of(process.judged, near, process.facts.cpuset, widened)
         return replace(process, cause=cause)
 
-    def _is_given(self, process: AuditedProcess, share: Share, mask: CpuSet) -> bool:
+    def _is_given(self, process: AuditedProcess, allocation: Allocation, mask: CpuSet) -> bool:
         """Whether a process has its only mask by its job's request, which cgroups may not tell.
 
         Then a plan for as many CPUs gives this mask; or it is Slurm's slice, and to pin the process
         near would take CPUs of another task.
         """
-        if share.has_slices:
+        if allocation.has_slices:
             return True
-        is_more = share.granted is not None and 0 < share.granted < len(mask)
-        if mask >= share.cpus or is_more:
+        is_more = allocation.granted is not None and 0 < allocation.granted < len(mask)
+        if mask >= allocation.cpus or is_more:
             return False
-        homes = Counter(self._gpus[key].numa_node for key in share.gpus if key in self._gpus)
-        for ranks in {len(share.gpus), *homes.values()}:
-            if self._widened(process, share, math.ceil(len(mask) / ranks)) == mask:
+        homes = Counter(self._gpus[key].numa_node for key in allocation.gpus if key in self._gpus)
+        for ranks in {len(allocation.gpus), *homes.values()}:
+            if self._widened(process, allocation, math.ceil(len(mask) / ranks)) == mask:
                 return True
         return False
 
-    def _widened(self, process: AuditedProcess, share: Share, asked: int | None) -> CpuSet | None:
+    def _widened(
+        self, process: AuditedProcess, allocation: Allocation, asked: int | None
+    ) -> CpuSet | None:
         """Return the CPUs of its GPUs by a plan for so many CPUs each; None: all are near."""
         if not asked:
             return None
-        ranks = self.ranks(share, Options(mode="node", cpus=asked))
+        ranks = self.ranks(allocation, Options(mode="node", cpus=asked))
         if isinstance(ranks, str):
             return None
         gpus = process.facts.gpus
@@ -275,31 +277,31 @@ class Shares:
         if not given:
             return None
         near = process.near or frozenset()
-        return (near & share.cpus).union(*given)
+        return (near & allocation.cpus).union(*given)
 
 
 def with_allocations(
     topology: Topology, reserved: CpuSet, found: Sequence[AuditedProcess]
 ) -> list[AuditedProcess]:
     """Return the judgments; ALLOCATION is the cause if fewer CPUs are near than were asked for."""
-    shares = Shares(topology, reserved)
+    allocations = Allocations(topology, reserved)
     holders_of: defaultdict[Job, list[ProcessFacts]] = defaultdict(list)
     for process in found:
         job = process.facts.membership.job
         if job and process.facts.holding and process.facts.cpuset and not process.is_daemon:
             holders_of[job].append(process.facts)
-    share_of: dict[int, Share] = {}  # by a holder's pid
+    allocation_of: dict[int, Allocation] = {}  # by a holder's pid
     for holders in holders_of.values():
-        by_cpuset: dict[CpuSet, Share] = {}
+        by_cpuset: dict[CpuSet, Allocation] = {}
         for holder in holders:
             cpuset = holder.cpuset or frozenset()
             if cpuset not in by_cpuset:
-                by_cpuset[cpuset] = shares.of(cpuset, holders)
-            share_of[holder.pid] = by_cpuset[cpuset]
+                by_cpuset[cpuset] = allocations.of(cpuset, holders)
+            allocation_of[holder.pid] = by_cpuset[cpuset]
     judged = []
     for process in found:
-        share = share_of.get(process.facts.holder or process.facts.pid)
-        judged.append(process if share is None else shares.judged(process, share))
+        allocation = allocation_of.get(process.facts.holder or process.facts.pid)
+        judged.append(process if allocation is None else allocations.judged(process, allocation))
     return judged
 
 

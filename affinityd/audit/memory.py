@@ -25,7 +25,7 @@ from affinityd.linux.resident import (
 )
 from affinityd.text import amount
 from affinityd.threads import Readings
-from affinityd.topology.nearness import ALLOCATION, UNKNOWN, Vicinity
+from affinityd.topology.nearness import ALLOCATION, LOCAL, REMOTE, UNKNOWN, Vicinity
 
 #: Far memory is mentioned from this part on, and a mismatch from that: of files and of shared
 #: memory some is always far.
@@ -34,7 +34,7 @@ LEAST = 2**30  #: bytes from which on far memory is worth a line where it was no
 #: Of a scan; of processes that it does not come to it knows what it found before.
 SECONDS = 0.05
 
-PLACES = ("near", "far", UNKNOWN)
+MEMORY_LOCALITIES = (LOCAL, REMOTE, UNKNOWN)
 
 #: Why memory is far, the first that fits, with the remedy.
 POLICY, BY_FIRST, FULL, LATE = "policy", "shared", "full", "late"
@@ -89,8 +89,8 @@ class HostMemory:
     @cached_property
     def of_devices(self) -> int:
         """Bytes on nodes without CPUs, which GPUs have."""
-        share = self.resident.share(self.resident.nodes - self.near - self.far)
-        return round(self.resident.size * share) if share and self.near else 0
+        part = self.resident.part_on(self.resident.nodes - self.near - self.far)
+        return round(self.resident.size * part) if part and self.near else 0
 
     @property
     def size(self) -> int:
@@ -98,17 +98,17 @@ class HostMemory:
         return self.resident.size - self.of_devices
 
     @cached_property
-    def share(self) -> float | None:
+    def far_part(self) -> float | None:
         """The far part of the host's own memory; None: not known, or too few pages were there."""
-        return self.resident.share(self.far, of=self.near | self.far) if self.near else None
+        return self.resident.part_on(self.far, of=self.near | self.far) if self.near else None
 
     @property
     def placed(self) -> Mapping[str, int]:
-        """Bytes of the host's own memory by placement: near, far, unknown."""
-        if self.share is None:
-            return {"near": 0, "far": 0, UNKNOWN: self.size}
-        far = round(self.size * self.share)
-        return {"near": self.size - far, "far": far, UNKNOWN: 0}
+        """Bytes of the host's own memory by locality: local, remote, unknown."""
+        if self.far_part is None:
+            return {LOCAL: 0, REMOTE: 0, UNKNOWN: self.size}
+        far = round(self.size * self.far_part)
+        return {LOCAL: self.size - far, REMOTE: far, UNKNOWN: 0}
 
     @property
     def pinned(self) -> tuple[str, ...]:
@@ -120,7 +120,9 @@ class HostMemory:
     @property
     def pinned_far(self) -> int:
         """Bytes of far memory that likely are pinned."""
-        return min(self.placed["far"], self._buffers(self.far) + sum(self.resident.locked.values()))
+        return min(
+            self.placed[REMOTE], self._buffers(self.far) + sum(self.resident.locked.values())
+        )
 
     def _buffers(self, nodes: frozenset[int]) -> int:
         """Return the bytes of CUDA buffers on these nodes."""
@@ -131,7 +133,7 @@ class HostMemory:
     @property
     def cause(self) -> str | None:
         """Why it is far, the first of REMEDIES that fits; None: little of it is."""
-        if self.share is None or self.share < MENTIONED:
+        if self.far_part is None or self.far_part < MENTIONED:
             return None
         if self.allowed is not None and self.allowed.isdisjoint(self.near):
             return ALLOCATION
@@ -143,13 +145,13 @@ class HostMemory:
             return POLICY
         if self.resident.pages(self.far, (SHARED, MAPPED)) >= self.resident.pages(self.far) / 2:
             return BY_FIRST
-        if self.refused >= self.placed["far"] > self.room:
+        if self.refused >= self.placed[REMOTE] > self.room:
             return FULL
         return UNKNOWN if self.placement == UNKNOWN else LATE
 
     def is_notable(self, least: float = LEAST) -> bool:
         """Return whether so many bytes of it are far, and a notable part of it."""
-        return self.cause is not None and self.placed["far"] >= least
+        return self.cause is not None and self.placed[REMOTE] >= least
 
     def remedy(self, pid: int | None) -> str | None:
         """Return the remedy; None: it needs none. `pid`: whose memory a command here may move."""
@@ -158,7 +160,7 @@ class HostMemory:
         remedy = REMEDIES[self.cause]
         if self.cause in {ALLOCATION, POLICY, FULL}:
             return remedy
-        if self.pinned_far > self.placed["far"] / 2:
+        if self.pinned_far > self.placed[REMOTE] / 2:
             return f"{remedy}; pinned: restart it near"
         if pid is None:
             return remedy
@@ -169,11 +171,11 @@ class HostMemory:
     def __str__(self) -> str:
         """Return it as people read it: `host memory 212 GiB, 38% far on node 1`."""
         parts = [f"host memory {amount(self.size)}"]
-        if self.share is None:
+        if self.far_part is None:
             parts.append("where is not known")
-        elif self.share:
+        elif self.far_part:
             nodes = several("node", self.resident.nodes & self.far)
-            parts.append(f"{self.share:.0%} far on {nodes}")
+            parts.append(f"{self.far_part:.0%} far on {nodes}")
         else:
             parts.append("near")
         if self.of_devices:

@@ -255,7 +255,7 @@ class Scan:
     last_hour: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
     users: Mapping[int, str] = field(default_factory=dict)  #: names by uid, where they are known
     memory: Mapping[int, HostMemory] = field(default_factory=dict)  #: of holders, by pid
-    #: Of every GPU: a letter for each of the last sixty minutes, of `verdict.LETTERS`
+    #: Of every GPU: a letter for each of the last sixty minutes, of `findings.LETTERS`
     history: Mapping[GpuKey, str] = field(default_factory=dict)
     #: GPUs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey, float] = field(default_factory=dict)

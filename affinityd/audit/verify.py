@@ -103,9 +103,9 @@ class Verification:
     def _far_memory(self, *, is_most: bool) -> Iterator[str]:
         """Yield a sentence if most of its memory is far, or less that is notable."""
         memory = self.memory
-        if memory is None or memory.share is None or not memory.is_notable(self.least):
+        if memory is None or memory.far_part is None or not memory.is_notable(self.least):
             return
-        if is_most == (memory.share >= MOST):
+        if is_most == (memory.far_part >= MOST):
             pid = None if self.is_self else self.process.facts.pid
             yield f"{memory}, and {self.near}; {memory.cause}: {memory.remedy(pid)}"
 

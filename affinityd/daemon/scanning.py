@@ -13,9 +13,9 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import ALL, COUNTS, AuditGpuDocument, document
+from affinityd.audit.findings import IS_GONE, LOST
 from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
 from affinityd.audit.remedies import RESCAN, reset_gpu
-from affinityd.audit.verdict import FAR, IS_GONE, LOST
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobSeries
@@ -24,6 +24,7 @@ from affinityd.grouping import Recent
 from affinityd.json_codec import dumps
 from affinityd.linux.processes import since_boot
 from affinityd.topology.model import Gpu, Topology, keys_before
+from affinityd.topology.nearness import MIXED, REMOTE
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class AuditLog:
         far: dict[Place, str] = {}
         unseen: set[Place] = set()
         for place, gpu in by_place(gpus):
-            if gpu.state == FAR and gpu.mismatch is not None:
+            if gpu.state in {MIXED, REMOTE} and gpu.mismatch is not None:
                 causes = [cause for cause, number in gpu.mismatch.items() if number]
                 far[place] = f"{_name(gpu)}: {' and '.join(causes)}"
             if not gpu.audited:

@@ -59,7 +59,7 @@ ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`; by default the kernel allows 65
 DRAWN = 1024  #: pages of one round
 ENOUGH = 800  #: how many of all must be there
 ROUNDS = 4
-LEAST_PAGES = 64  #: of which a share is right within an eighth, for 95 % of samples
+LEAST_PAGES = 64  #: of which a part is right within an eighth, for 95 % of samples
 #: The part of the resident memory of which the sample must tell the node. Linux 6.1 to 6.5 do not
 #: of pages that NUMA balancing watches, most often far ones (mm/gup.c `gup_can_follow_protnone`).
 LEAST_SEEN = 7 / 8
@@ -101,7 +101,7 @@ class ResidentMemory:
                 total += pages
         return total
 
-    def share(self, nodes: Collection[int], of: Collection[int] | None = None) -> float | None:
+    def part_on(self, nodes: Collection[int], of: Collection[int] | None = None) -> float | None:
         """Return the part on nodes, of all or `of` some; None: fewer than LEAST_PAGES drawn."""
         drawn = self.pages(self.nodes if of is None else of)
         return self.pages(nodes) / drawn if drawn >= LEAST_PAGES else None

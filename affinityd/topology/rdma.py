@@ -1,6 +1,6 @@
-"""Which RDMA devices are best for each GPU: the nearest, shared as NCCL shares them. Pure.
+"""Which RDMA devices are best for each GPU: the nearest, divided as NCCL divides them. Pure.
 
-Source of the share: NCCL 2.30, src/graph/topo.cc, ncclTopoGetLocalNetType.
+Source of the division: NCCL 2.30, src/graph/topo.cc, ncclTopoGetLocalNetType.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class GpuNics(NamedTuple):
     """The RDMA devices for a GPU."""
 
     nearest: tuple[NearNic, ...] = ()  #: all of the nearest, best first
-    share: int = 0  #: how many of them are the GPU's own part
+    own: int = 0  #: how many of them are the GPU's own part
 
     def best(self, number: int | None = None) -> tuple[NearNic, ...]:
         """Return so many of them; None: the GPU's own part."""
-        return self.nearest[: self.share if number is None else number]
+        return self.nearest[: self.own if number is None else number]
 
 
 @lru_cache(maxsize=4)
@@ -56,11 +56,11 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
         fastest = tuple(other.port for other in near if other.port.gbps == near[0].port.gbps)
         nearest[gpu.key] = near
         alike.setdefault(fastest, []).append(gpu)
-    shares = {}
+    nics = {}
     for fastest, gpus in alike.items():
         for gpu, place in zip(gpus, _places(gpus), strict=True):
-            shares[gpu.key] = _shared(nearest[gpu.key], len(fastest), place, len(gpus))
-    return shares
+            nics[gpu.key] = _divided(nearest[gpu.key], len(fastest), place, len(gpus))
+    return nics
 
 
 def _speed(nic: NearNic) -> int:
@@ -111,7 +111,7 @@ def _places(gpus: Sequence[Gpu]) -> Iterator[int]:
     yield from numbers if len(set(numbers)) == len(gpus) else range(len(gpus))
 
 
-def _shared(nearest: Sequence[NearNic], fastest: int, place: int, gpus: int) -> GpuNics:
+def _divided(nearest: Sequence[NearNic], fastest: int, place: int, gpus: int) -> GpuNics:
     """Return the devices of the GPU at a place: of the fastest, its part first."""
     if not nearest:
         return GpuNics()
@@ -124,4 +124,4 @@ def _shared(nearest: Sequence[NearNic], fastest: int, place: int, gpus: int) -> 
         place = reversed_place
     start = place % fastest
     turned = (*nearest[start:fastest], *nearest[:start])
-    return GpuNics((*turned, *nearest[fastest:]), share=-(-fastest // gpus))
+    return GpuNics((*turned, *nearest[fastest:]), own=-(-fastest // gpus))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.compare.judge import VERDICTS, Answer, Verdict, judge
+from bench.compare.judge import OUTCOMES, Answer, Outcome, judge
 from bench.compare.reported import KINDS, Machine, Question, machines, questions
 from bench.compare.tools import TOOLS, Tool
 from tests.support.machines.sysfs_tree import put, write_tree
@@ -40,7 +40,7 @@ def ask(tool: Tool, question: Question, tree: Path) -> Answer:
 
 def judged(
     chosen: Iterable[Machine], tools: Iterable[Tool]
-) -> Iterator[tuple[Tool, Question, Answer, Verdict]]:
+) -> Iterator[tuple[Tool, Question, Answer, Outcome]]:
     for machine in chosen:
         able = [tool for tool in tools if machine.vendor in tool.vendors]
         with tree_of(machine) as tree:
@@ -51,29 +51,29 @@ def judged(
 
 
 #: How often a tool's answers to a kind of question were judged so.
-Counts = Mapping[str, Counter[tuple[str, Verdict]]]
+Counts = Mapping[str, Counter[tuple[str, Outcome]]]
 
 
 def tables(counts: Counts, tools: Sequence[Tool]) -> str:
-    """Return the table of verdicts and the table of kinds, as Markdown."""
-    verdicts: list[Sequence[object]] = [("tool", "version", "setting", "asked", *VERDICTS)]
+    """Return the table of outcomes and the table of kinds, as Markdown."""
+    outcomes: list[Sequence[object]] = [("tool", "version", "setting", "asked", *OUTCOMES)]
     kinds: list[Sequence[object]] = [("right, of asked", *KINDS)]
     for tool in tools:
         found = counts[tool.name]
-        sums = [_sum(found, verdict=verdict) for verdict in VERDICTS]
-        verdicts.append((tool.name, tool.version, tool.setting, sum(sums), *sums))
+        sums = [_sum(found, outcome=outcome) for outcome in OUTCOMES]
+        outcomes.append((tool.name, tool.version, tool.setting, sum(sums), *sums))
         right = (f"{_sum(found, kind, 'right')} of {_sum(found, kind)}" for kind in KINDS)
         kinds.append((tool.name, *right))
-    return "\n\n".join(map(_table, (verdicts, kinds)))
+    return "\n\n".join(map(_table, (outcomes, kinds)))
 
 
 def _sum(
-    found: Counter[tuple[str, Verdict]], kind: str | None = None, verdict: str | None = None
+    found: Counter[tuple[str, Outcome]], kind: str | None = None, outcome: str | None = None
 ) -> int:
     return sum(
         count
-        for (its_kind, its_verdict), count in found.items()
-        if kind in {None, its_kind} and verdict in {None, its_verdict}
+        for (its_kind, its_outcome), count in found.items()
+        if kind in {None, its_kind} and outcome in {None, its_outcome}
     )
 
 
@@ -85,9 +85,9 @@ def _table(rows: Sequence[Sequence[object]]) -> str:
 
 def write_page(chosen: list[Machine], tools: list[Tool], *, is_whole: bool) -> None:
     """Print the tables, and write them between their marks if no tool is left out of them."""
-    counts: defaultdict[str, Counter[tuple[str, Verdict]]] = defaultdict(Counter)
-    for tool, question, _, verdict in judged(chosen, tools):
-        counts[tool.name][question.kind, verdict] += 1
+    counts: defaultdict[str, Counter[tuple[str, Outcome]]] = defaultdict(Counter)
+    for tool, question, _, outcome in judged(chosen, tools):
+        counts[tool.name][question.kind, outcome] += 1
     text = tables(counts, tools)
     print(text)
     if not is_whole:

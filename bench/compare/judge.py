@@ -10,8 +10,8 @@ from typing import Literal, get_args
 from affinityd.cpuset import CpuSet
 from bench.compare.reported import Machine, Question, union
 
-Verdict = Literal["right", "far", "overlapping", "split", "error", "unpinned"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Outcome = Literal["right", "far", "overlapping", "split", "error", "unpinned"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def near(machine: Machine, gpu: int, allowed: CpuSet) -> CpuSet:
     return union(cpus for node, cpus in inside.items() if machine.distance(own, node) == best)
 
 
-def judge(question: Question, answer: Answer, *, unique: bool) -> Verdict:
+def judge(question: Question, answer: Answer, *, unique: bool) -> Outcome:
     """Return the worst that is true of an answer; `unique`: no two ranks may share a core.
 
     A rank that was left as it was counts as unpinned only where it may run on a far CPU, or where

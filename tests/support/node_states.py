@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from affinityd.audit import verdict
+from affinityd.audit import findings
 from affinityd.audit.document import AuditDocument, document
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, CpuTime, Job, Membership
@@ -13,6 +13,7 @@ from affinityd.cpuset import parse_list
 from affinityd.discovery.nvml import NvmlLoad
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Topology
+from affinityd.topology.nearness import REMOTE
 from tests.support import audit_facts
 from tests.support.audit_facts import audited, scan_of
 
@@ -77,8 +78,8 @@ def several(number: int, gpus: int) -> list[AuditedProcess]:
 
 
 def _time_in(state: str) -> CpuTime:
-    remote = 6011.0 if state == verdict.FAR else 0.0
-    return CpuTime(8123.0, remote, 341.0 if state == verdict.WAITING else 3.0, 0.2)
+    remote = 6011.0 if state == REMOTE else 0.0
+    return CpuTime(8123.0, remote, 341.0 if state == findings.WAITING else 3.0, 0.2)
 
 
 def _memory(it: AuditedProcess) -> HostMemory:
@@ -115,13 +116,13 @@ def audit(
         lost=keys,
         loads={it.key: NvmlLoad(87, 30 * GIB, 80 * GIB) for it in topology.gpus},
     )
-    states = verdict.states(scan)
+    states = findings.states(scan)
     scan = replace(
         scan,
         gpu_time=dict.fromkeys(states, CpuTime(18123.0, 9876.0, 999.0, 0.2)),
         last_hour={key: _time_in(state) for key, state in states.items()},
         history={
-            key: "." * 12 + "i" * 18 + "n" * 20 + verdict.LETTERS[it] * 10
+            key: "." * 12 + "i" * 18 + "l" * 20 + findings.LETTERS[it] * 10
             for key, it in states.items()
         },
     )

@@ -11,12 +11,12 @@ from shutil import get_terminal_size
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.demo import Demo
 from affinityd.audit.document import document
+from affinityd.audit.findings import LOST, ORPHAN, WAITING, findings
 from affinityd.audit.gather import owner_of
 from affinityd.audit.memory import SECONDS
 from affinityd.audit.model import Scan
 from affinityd.audit.sources import HolderSources
 from affinityd.audit.sources.nics import far_nics, nic_use
-from affinityd.audit.verdict import FAR, LOST, NEAR, ORPHAN, WAITING, verdict
 from affinityd.cli.console import TROUBLE, give_up_stdout, wants_color
 from affinityd.cli.parser import Parser, add_format, add_settings, duration, load_settings
 from affinityd.cli.render import audit
@@ -31,11 +31,12 @@ from affinityd.kubernetes.pods import KubeletPods
 from affinityd.machines import BUSY, load
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import MASK, REMOTE, UNPINNED
+from affinityd.topology.nearness import LOCAL, MASK, MIXED, REMOTE, UNPINNED
 from affinityd.topology.rdma import usable_ports
 
 #: Of the first line on a terminal, by the worst state: red, amber, green; others are bold.
-STATE_COLORS = {LOST: "31", FAR: "31", ORPHAN: "31", WAITING: "33", UNPINNED: "33", NEAR: "32"}
+STATE_COLORS = dict.fromkeys((LOST, REMOTE, MIXED, ORPHAN), "31")
+STATE_COLORS |= {WAITING: "33", UNPINNED: "33", LOCAL: "32"}
 WATCH_SECONDS = 2.0  #: seconds between two looks
 MEMORY_SECONDS = (
     5.0  #: for the place of memory; of processes beyond that it is said not to be known
@@ -131,15 +132,15 @@ def _print(
     said = [(pid, f"CPUs set by {owner}") for pid, owner in owners.items()]
     for pid, texts in nics.items():
         said += [(pid, text) for text in texts]
-    findings = list(verdict(topology, scan))
+    found = list(findings(topology, scan))
     width = get_terminal_size().columns if sys.stdout.isatty() else audit.PIPE_WIDTH
     table = audit.table(topology, scan, all_memory=arguments.memory, width=width)
-    state = one_line("; ".join(finding.text for finding in findings))
+    state = one_line("; ".join(finding.text for finding in found))
     if scan.demo is not None:
         state = f"demo: {scan.demo}, with made-up processes: {state}"
     lines = [*map(one_line, (*table, *audit.once(said, names)))]
     if wants_color():
-        state = f"\x1b[{STATE_COLORS.get(findings[0].state, '1')}m{state}\x1b[0m"
+        state = f"\x1b[{STATE_COLORS.get(found[0].state, '1')}m{state}\x1b[0m"
         lines = [*map(audit.colored, lines)]
     print("\n".join(["", state, *lines] if is_second else [state, *lines]), flush=True)
 

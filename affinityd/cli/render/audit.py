@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from affinityd.audit.findings import STATES, Finding, findings, states
 from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
-from affinityd.audit.verdict import STATES, Finding, states, verdict
 from affinityd.audit.verify import Verification, matches
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
@@ -37,7 +37,7 @@ def table(
     if scan.processes:
         yield from _rows_table(scan, names, width)
     remedies = Remedies(topology, scan)
-    for finding in verdict(topology, scan, remedies):
+    for finding in findings(topology, scan, remedies):
         yield from _concerns(finding)
     for owners, cpus in scan.overlap.items():
         yield f"{several('CPU', cpus)}: pinned for own use by {' and '.join(owners)}"

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from affinityd.audit.document import AuditGpuDocument
+from affinityd.audit.findings import LOST, RESERVED
 from affinityd.audit.model import CpuTime, Job, Scan
-from affinityd.audit.verdict import LOST, RESERVED
 from affinityd.daemon.metrics import GPU_LABELS, add, gpu_labels, with_samples
 from affinityd.text import one_line
 from affinityd.topology.model import GpuKey, Keys, moved
-from affinityd.topology.nearness import CAUSES
+from affinityd.topology.nearness import CAUSES, LOCAL, REMOTE
 
 OTHERS = Job("", "other")  #: how the shared row is called
 
@@ -177,9 +177,9 @@ def _gpu_metrics(scan: Scan, gpus: Sequence[AuditGpuDocument]) -> Iterator[Metri
     )
     host_memory = GaugeMetricFamily(
         "affinityd_gpu_host_memory_bytes",
-        "Resident host memory of the processes that use the GPU, by placement (near, far, "
+        "Resident host memory of the processes that use the GPU, by locality (local, remote, "
         "unknown), by a sample of its pages; each counts for one GPU, shared pages in full.",
-        labels=by_placement,
+        labels=(*GPU_LABELS, "locality", "placement"),
     )
     far_memory = GaugeMetricFamily(
         "affinityd_gpu_far_memory_processes",
@@ -210,7 +210,10 @@ def _gpu_metrics(scan: Scan, gpus: Sequence[AuditGpuDocument]) -> Iterator[Metri
         add(wait_seconds, labels, gpu.wait_seconds)
         add(waiting, labels, gpu.waiting)
         add(throttled_seconds, labels, gpu.throttled_seconds)
-        add(host_memory, labels, gpu.host_memory_bytes)
+        for locality, size in (gpu.host_memory_bytes or {}).items():
+            # Dashboards of users may ask for the label `placement` of 0.2: it goes with 0.4.
+            placement = {LOCAL: "near", REMOTE: "far"}.get(locality, locality)
+            host_memory.add_metric([*labels, locality, placement], size)
         add(far_memory, labels, gpu.far_memory)
         add(lost, labels, gpu.state == LOST)
         add(since, labels, scan.since.get((gpu.vendor, gpu.index)))

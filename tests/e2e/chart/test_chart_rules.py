@@ -93,7 +93,7 @@ DAEMON: tuple[Case, ...] = (
 )
 
 FAR_MEMORY, NEAR_MEMORY = (
-    of_gpu("affinityd_gpu_host_memory_bytes", placement=it) for it in ("far", "near")
+    of_gpu("affinityd_gpu_host_memory_bytes", locality=it) for it in ("remote", "local")
 )
 WAITED = of_gpu("affinityd_gpu_wait_seconds_total")
 BURST = "0+6000x5 30000x85"  #: 100 CPUs for five minutes

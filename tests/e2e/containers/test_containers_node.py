@@ -87,8 +87,8 @@ def test_the_daemon_knows_processes_of_other_containers(
         daemon(tmp_path / "node", options=[*machine(tree), *POD]) as without,
         running(tmp_path / "job", images.affinityd(), "60", options=job) as other,
     ):
-        for gpu, verdict in ((0, 1), (1, 0)):
+        for gpu, status in ((0, 1), (1, 0)):
             ended = node.exec("affinityd", "verify", f"--gpus={gpu}", f"{other.pid}")
-            assert ended.status == verdict, ended
+            assert ended.status == status, ended
         for asked_node, printed in ((node, f"frozenset({{{FAR}}})\n"), (without, "None\n")):
             assert asked_node.exec("python3", "-c", CPUSET, f"{other.pid}") == Ended(0, printed, "")

@@ -55,7 +55,7 @@ def test_a_user_sees_far_processes(
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
     eventually(lambda: str(pid) in words(tab), "it is listed")
     assert {f"slurm {JOB}", "remote, mask, orphan", FAR} <= {*words(tab)}  # no slurmd runs here
-    assert "GPU 0 is used from far away" in text(tab, "#verdict .far")
+    assert "GPU 0 is used from far away" in text(tab, "#findings .remote")
     assert "runs" not in tab.drawn()[int(FAR)]
     tab.page.get_by_label("show processes on the picture").check()
     eventually(lambda: {"runs", "far"} <= tab.drawn()[int(FAR)], "it is drawn")
@@ -75,9 +75,9 @@ def test_a_user_sees_far_processes(
 @pytest.mark.usefixtures("pid")
 def test_over_tcp_there_are_counts(node: ScanningNode, port: int, context: BrowserContext) -> None:
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
-    eventually(lambda: "1 remote; cause: 1 mask" in text(tab, ".card.far"), "one is remote")
-    assert "GPU 0 is used from far away" in text(tab, "#verdict")
-    assert text(tab, "#verdict code") == ""
+    eventually(lambda: "1 remote; cause: 1 mask" in text(tab, ".card.remote"), "one is remote")
+    assert "GPU 0 is used from far away" in text(tab, "#findings")
+    assert text(tab, "#findings code") == ""
     assert text(tab, "#now").count("ssh -N -L") == 1
     assert not tab.page.locator("#processes").is_visible()
     assert text(tab, "#now .answer") == "No process is named here."
@@ -92,7 +92,7 @@ def test_a_daemon_that_hangs_dies_and_is_replaced(context: BrowserContext) -> No
     port = free_port()
     with scanning(listen=f"127.0.0.1:{port}") as first:
         tab = Tab.open(context, Node(first.daemon, f"http://127.0.0.1:{port}"))
-        eventually(lambda: text(tab, "#verdict").lower() == "no process uses a gpu", "it is idle")
+        eventually(lambda: text(tab, "#findings").lower() == "no process uses a gpu", "it is idle")
         banner = tab.page.locator("#banner")
         assert not banner.is_visible()
         first.daemon.signal(signal.SIGSTOP)

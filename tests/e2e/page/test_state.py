@@ -33,7 +33,7 @@ def shows(context: BrowserContext, nodes: Nodes) -> Shows:
     def opened(document: AuditDocument, name: str = "8-gpus") -> Tab:
         answering(context, replace(document, node=name))
         tab = Tab.open(context, nodes(name))
-        eventually(lambda: tab.page.locator("#verdict li").count(), "the state is shown")
+        eventually(lambda: tab.page.locator("#findings li").count(), "the state is shown")
         return tab
 
     return opened
@@ -53,20 +53,20 @@ EIGHT = SIZES["8-gpus"]()
 
 def test_the_worst_comes_first_with_its_remedy(shows: Shows, context: BrowserContext) -> None:
     tab = shows(audit(EIGHT, several(30, 8)))
-    assert texts(tab, "#verdict b") == [
+    assert texts(tab, "#findings b") == [
         "GPU 0 is used from far away",
         "GPU 1 is held by processes of no living job, or that have ended",
         "GPU 2 is waiting for CPUs",
     ]
     pin = f"affinityd pin --gpus {EIGHT.gpus[0].uuid} 10000"
-    assert texts(tab, "#verdict :is(code, .command > span)")[0] == pin
-    (verdict,) = texts(tab, "#verdict")
-    assert "ask its user" in verdict
-    assert "set OMP_NUM_THREADS to at most 32" in verdict
+    assert texts(tab, "#findings :is(code, .command > span)")[0] == pin
+    (finding,) = texts(tab, "#findings")
+    assert "ask its user" in finding
+    assert "set OMP_NUM_THREADS to at most 32" in finding
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=tab.node.origin)
     tab.page.get_by_role("button", name=f"copy {pin}").first.click()
     assert tab.page.evaluate("navigator.clipboard.readText()") == pin
-    assert texts(tab, ".card h3 .state") == ["far", "orphan", "waiting", *["near"] * 4, "idle"]
+    assert texts(tab, ".card h3 .state") == ["remote", "orphan", "waiting", *["local"] * 4, "idle"]
 
 
 def test_a_lost_gpu_comes_first_and_each_job_has_its_own_remedy(shows: Shows) -> None:
@@ -75,17 +75,17 @@ def test_a_lost_gpu_comes_first_and_each_job_has_its_own_remedy(shows: Shows) ->
     gpus = [replace(gpu, last_hour=hour) if gpu.index == 5 else gpu for gpu in document.gpus]
     tab = shows(replace(document, gpus=gpus))
     names = ["GPU 3 is lost or hung", "GPUs 0,4 are used from far away"]
-    assert texts(tab, "#verdict b") == names
-    lost, of_jobs = texts(tab, "#verdict li")
+    assert texts(tab, "#findings b") == names
+    lost, of_jobs = texts(tab, "#findings li")
     assert lost.startswith("GPU 3 is lost or hung GPU 3: NVML: GPU is lost look for NVRM: Xid")
     pins = [f"affinityd pin --gpus {EIGHT.gpus[gpu].uuid} {pid}" for pid, gpu in ((9, 0), (10, 4))]
-    assert texts(tab, "#verdict code") == pins
+    assert texts(tab, "#findings code") == pins
     assert "GPU 0: process 9 (python3) of slurm 4711, user 1000: mask" in of_jobs
     assert "GPU 4: process 10 (python3) of slurm 4715, user 1001: mask" in of_jobs
     cards = texts(tab, ".card")
-    assert cards[0].startswith("GPU 0 far 87% busy, 30 GiB of 80 GiB")
+    assert cards[0].startswith("GPU 0 remote 87% busy, 30 GiB of 80 GiB")
     assert "55% of 5 s CPU time was far" in cards[5]
-    assert texts(tab, ".card.near .bad, .card.idle .bad") == []
+    assert texts(tab, ".card.local .bad, .card.idle .bad") == []
 
 
 def test_a_card_names_the_far_job_first_and_says_what_it_costs(shows: Shows) -> None:
@@ -100,12 +100,12 @@ def test_a_card_names_the_far_job_first_and_says_what_it_costs(shows: Shows) -> 
         "waits, 1 h 3 s for CPUs",
         "host memory 320 GiB near, 44 GiB far, some likely pinned",
         "NIC mlx5_0 PXB",
-        "last hour: far 10 min, near 20 min, idle 18 min, no scan 12 min",
+        "last hour: remote 10 min, local 20 min, idle 18 min, no scan 12 min",
     ):
         assert words in first
     assert "orphan: its Slurm job has ended" in second
     assert "waits, 1 h 6 min for CPUs" in third
-    strip = tab.page.get_by_role("img", name="last hour of GPU 0: far 10 min")
+    strip = tab.page.get_by_role("img", name="last hour of GPU 0: remote 10 min")
     assert strip.locator("rect").count() == 3
     tab.page.get_by_label("show processes on the picture").check()
     label = tab.picture.locator('.gpu[data-name="nvidia:0"] .job')
@@ -179,7 +179,7 @@ def test_an_old_scan_is_marked_and_its_age_grows(shows: Shows, context: BrowserC
     eventually(tab.page.locator("#banner").is_visible, "old again")
     answering(context, replace(audit(EIGHT, []), node="8-gpus"))
     eventually(tab.page.locator("#banner").is_hidden, "there is a new one")
-    assert texts(tab, "#verdict b") == ["no process uses a GPU"]
+    assert texts(tab, "#findings b") == ["no process uses a GPU"]
 
 
 def test_a_page_of_another_machine_says_so(shows: Shows, context: BrowserContext) -> None:
@@ -208,7 +208,7 @@ def test_it_is_accessible_and_nothing_is_cut(look: Look, browser: Browser, nodes
     topology = SIZES[name]()
     answering(context, replace(audit(topology, several(processes, len(topology.gpus))), node=name))
     tab = Tab.open(context, nodes(name), COMPARED if name == "8-gpus" else "")
-    eventually(lambda: tab.page.locator("#verdict li").count(), "the state is shown")
+    eventually(lambda: tab.page.locator("#findings li").count(), "the state is shown")
     if name == "8-gpus":
         tab.comes_to_show("mode=node", view=1)
     tab.page.locator("details").evaluate_all("all => all.forEach(it => it.open = true)")
@@ -220,7 +220,7 @@ def test_it_is_accessible_and_nothing_is_cut(look: Look, browser: Browser, nodes
     assert [(it["id"], it["impact"], it["nodes"][0]["html"][:200]) for it in violations] == []
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
     others = ".scroll:not(:has(> .picture))"  # a picture scrolls on a phone
-    wider = tab.page.locator(f"{others}, .card, #verdict li").evaluate_all(
+    wider = tab.page.locator(f"{others}, .card, #findings li").evaluate_all(
         "all => all.filter(it => it.scrollWidth > it.clientWidth + 1).map(it => it.textContent)"
     )
     assert wider == []

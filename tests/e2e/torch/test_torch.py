@@ -108,9 +108,9 @@ def example(here: Mapping[str, str], *words: str) -> list[str]:
 
 
 def test_the_example_pins_one_arm_and_not_the_other(here: Mapping[str, str]) -> None:
-    first, _, *arms, verdict = example(here, "--smoke")
+    first, _, *arms, conclusion = example(here, "--smoke")
     assert first == "2 CPU ranks with 2 workers each, mode node"
     unpinned, pinned = (arm.split()[:2] + arm.split()[3:] for arm in arms)
     assert unpinned == ["1", "unpinned", "?", BOTH, "|", BOTH]
     assert pinned == ["1", "pinned", "?", FAR, "|", NEAR]
-    assert verdict == "both arms ran: it works; so short a run measures nothing"
+    assert conclusion == "both arms ran: it works; so short a run measures nothing"

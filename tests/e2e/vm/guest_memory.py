@@ -108,7 +108,7 @@ def sampled(pid: int) -> Document:
         memory = resident_memory(pid, Random(run))  # noqa: S311 - the same pages each time
         unknown += not memory.nodes
         for node, size in truth.items():
-            share = memory.share({node})
+            share = memory.part_on({node})
             within[node] += (
                 share is not None and abs(share - size / whole) <= 0.04
             )  # 95 % of samples

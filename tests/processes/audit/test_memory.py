@@ -20,7 +20,7 @@ def test_processes_are_looked_at_in_turns_and_the_sizes_of_the_others_are_known(
     assert [len(found) for found in seen] == [2, 2, 2, 2]
     of_unknown_place = [[it for it in found.values() if it.placed["unknown"] > 0] for found in seen]
     assert [len(found) for found in of_unknown_place] == [1, 0, 0, 0]
-    assert all(it.placed["near"] == it.size > 0 for it in seen[-1].values())
+    assert all(it.placed["local"] == it.size > 0 for it in seen[-1].values())
     fresh = [{pid for pid in starts if seen[n][pid] is not seen[n - 1].get(pid)} for n in (1, 2, 3)]
     assert [len(pids) for pids in fresh] == [1, 1, 1]
     assert fresh[1] != fresh[2]
@@ -30,6 +30,6 @@ def test_processes_are_looked_at_in_turns_and_the_sizes_of_the_others_are_known(
 def test_its_policy_and_its_nodes_are_those_of_the_machine() -> None:
     held = HostMemory.of(os.getpid(), NEAR, LOCAL, None)
     assert held.cause is None
-    assert held.share is not None
+    assert held.far_part is not None
     assert held.room > 0
     assert str(held).endswith("MiB, near")

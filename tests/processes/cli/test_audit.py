@@ -166,7 +166,7 @@ def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> Non
         known.now = Known(child.pid).now
         os.sched_setaffinity(child.pid, NEAR)
         _, without = document(capsys)
-        assert without["processes"][0]["host_memory"]["placed_bytes"]["far"] > 2**20
+        assert without["processes"][0]["host_memory"]["placed_bytes"]["remote"] > 2**20
         assert "memory" not in without["processes"][0]
         code, told = document(capsys, "--memory")
         assert (code, main(["audit", "--memory"])) == (0, 0)

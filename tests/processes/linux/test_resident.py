@@ -101,8 +101,8 @@ def test_pages_are_drawn_in_proportion_to_the_resident_size_of_each_kind() -> No
 
 def test_the_place_of_memory_is_known_beside_a_large_mapping_that_is_hardly_touched() -> None:
     with program(SPARSE) as holder:
-        share = resident_memory(holder.pid).share({0})
-    assert share == 1.0
+        part = resident_memory(holder.pid).part_on({0})
+    assert part == 1.0
 
 
 def test_small_mappings_of_a_long_list_count() -> None:
@@ -201,13 +201,13 @@ def test_memory_of_which_the_kernel_hides_a_part_is_of_unknown_place(
 
 def test_an_ended_process_has_no_memory() -> None:
     memory = resident_memory(2**22 + 1)
-    assert (memory.size, memory.drawn, memory.share({0})) == (0, {}, None)
+    assert (memory.size, memory.drawn, memory.part_on({0})) == (0, {}, None)
 
 
-def test_a_share_may_be_of_some_nodes_alone() -> None:
+def test_the_part_on_a_node_may_be_counted_of_some_nodes_alone() -> None:
     memory = ResidentMemory({}, {(ANONYMOUS, 0): 60, (ANONYMOUS, 1): 20, (SHARED, 8): 120})
-    shares = [memory.share({1}), memory.share({1}, of={0, 1}), memory.share({1}, of={1})]
-    assert shares == [0.1, 0.25, None]  # 20 are too few
+    part = [memory.part_on({1}), memory.part_on({1}, of={0, 1}), memory.part_on({1}, of={1})]
+    assert part == [0.1, 0.25, None]  # 20 are too few
     assert memory.nodes == {0, 1, 8}
     assert memory.pages({0, 8}, [SHARED]) == 120
 

@@ -141,7 +141,7 @@ def test_the_last_hour_forgets_what_was_spent_before() -> None:
         assert scan.last_hour == {GPU: CpuTime(of_hour, of_hour), OTHER: CpuTime()}, minute
     records.renumber({OTHER: GPU})
     scan = records.add(replace(facts, boot=1000.0 + 60 * 202))
-    assert (scan.last_hour[OTHER].total, scan.history[OTHER][-3:]) == (1, "nni")
+    assert (scan.last_hour[OTHER].total, scan.history[OTHER][-3:]) == (1, "lli")
 
 
 def test_known_daemons_cost_nothing() -> None:

@@ -7,20 +7,20 @@ import pytest
 from affinityd.audit import demo
 from affinityd.audit.demo import Demo
 from affinityd.audit.document import document
-from affinityd.audit.verdict import LOST, RESERVED, STATES, states
+from affinityd.audit.findings import LOST, RESERVED, STATES, states
 from affinityd.cli.commands.serve import of_demo
 from affinityd.config import SYSTEM_SOCKET
 from affinityd.config.settings import DEFAULT_LISTEN, Settings
 from affinityd.errors import InvalidRequestError
 from affinityd.machines import BUSY, load
-from affinityd.topology.nearness import CAUSES, UNKNOWN
+from affinityd.topology.nearness import CAUSES, MIXED, UNKNOWN
 
 PID_MAX_LIMIT = 2**22  #: proc_sys_kernel(5): no process of this machine has such a pid
 
 
 def test_it_has_each_state_and_cause_and_no_pid_of_this_machine() -> None:
     scan = Demo(BUSY).scan(load(BUSY))
-    assert {*states(scan).values()} == {*STATES} - {LOST, UNKNOWN, RESERVED}
+    assert {*states(scan).values()} == {*STATES} - {LOST, MIXED, UNKNOWN, RESERVED}
     assert {process.cause for process in scan.processes} == {*CAUSES, None}
     assert all(process.facts.pid > PID_MAX_LIMIT for process in scan.processes)
     assert any(memory.cause and not scan.used[pid].remote for pid, memory in scan.memory.items())

@@ -53,7 +53,7 @@ SCAN = Scan(
     waits={100: Waits(10.0, 2.0, cpus=frozenset({0}), runners=[OTHER])},
     last_hour={GPU: CpuTime(2.0, 1.0, 0.5, 0.25)},
     loads={GPU: NvmlLoad(37, 1, 2)},
-    history={GPU: "ff"},
+    history={GPU: "rr"},
     users={1000: "alice"},
     memory={100: FAR},
     numa_balancing=1,
@@ -92,7 +92,7 @@ def test_counts_name_no_process_and_no_owner(names_all: bool) -> None:
     assert exactly(AuditDocument, written)
     assert b"\n" not in written
     told, least = json.loads(written), document(SCAN, names_all=False)
-    concerns = [it.pop("concerns") for it in (*told["verdict"], *least["verdict"])][:3]
+    concerns = [it.pop("concerns") for it in (*told["findings"], *least["findings"])][:3]
     assert [bool(its) for its in concerns] == [names_all] * 3
     processes, overlaps = told.pop("processes", None), told.pop("pin_overlaps", None)
     assert told == {**least, "sees": "all" if names_all else "counts"}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from affinityd.audit.auditor import Auditor
+from affinityd.audit.findings import states
 from affinityd.audit.jobs import ProcessOwners, membership, service, why_orphan
 from affinityd.audit.model import SLURM, GpuHolders, Holding, Job, Membership, ProcessFacts
-from affinityd.audit.verdict import states
 from affinityd.linux.processes import ProcessTable
 from affinityd.topology.model import GpuKey
 from tests.support.audit_facts import GPU, KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process

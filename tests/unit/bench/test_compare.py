@@ -36,15 +36,15 @@ MACHINES = {"two nodes": TWO_NODES, "one node": ONE_NODE}
 
 
 @pytest.mark.parametrize(
-    ("name", "allowed", "gpus", "ranks", "unique", "verdict"), cases("verdicts.tsv")
+    ("name", "allowed", "gpus", "ranks", "unique", "outcome"), cases("outcomes.tsv")
 )
-def test_the_judge_returns_the_worst_verdict_of_an_answer(
-    *, name: str, allowed: str, gpus: str, ranks: str, unique: str, verdict: str
+def test_the_judge_returns_the_worst_outcome_of_an_answer(
+    *, name: str, allowed: str, gpus: str, ranks: str, unique: str, outcome: str
 ) -> None:
     given = [None if it == "-" else parse_list(it) for it in ranks.split(" ")]
     order = tuple(int(gpu) for gpu in gpus.split(","))
     question = Question(MACHINES[name], "whole", parse_list(allowed), order)
-    assert judge(question, Answer(given), unique=bool(unique)) == verdict
+    assert judge(question, Answer(given), unique=bool(unique)) == outcome
 
 
 FIT = [machine for machine in machines() if machine.unfit is None]
@@ -63,10 +63,10 @@ def planned(question: Question, mode: str) -> list[CpuSet]:
 @pytest.mark.parametrize("mode", ["unique_contiguous", "unique_interleaved", "exclusive", "node"])
 def test_affinityd_is_right_on_every_reported_machine(mode: str) -> None:
     wrong = [
-        (question.machine.source, question.kind, verdict)
+        (question.machine.source, question.kind, outcome)
         for question in ASKED
-        for verdict in [judge(question, Answer(planned(question, mode)), unique=mode != "node")]
-        if verdict != "right"
+        for outcome in [judge(question, Answer(planned(question, mode)), unique=mode != "node")]
+        if outcome != "right"
     ]
     assert wrong == []
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from affinityd.audit.findings import IS_GONE
 from affinityd.audit.remedies import RESCAN, reset_gpu
-from affinityd.audit.verdict import IS_GONE
 from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
 NONE = audit()
@@ -28,7 +28,9 @@ SECOND_GONE = f"ERROR: lost or hung: nvidia GPU 1 (0000:11:00.0): {IS_GONE}; {RE
 PARTS = replace(NONE.topology, gpus=(first, replace(others[0], pci_bus_id=first.pci_bus_id)))
 A_LOST_PART = Audit(PARTS, LOST.scan)
 A_FAR_PART = Audit(PARTS, FAR.scan)
-BOTH_FAR = Audit(PARTS, audit(*FAR.scan.processes, process(2, GPU1, cause="mask")).scan)
+BOTH_FAR = Audit(
+    PARTS, audit(*FAR.scan.processes, process(2, GPU1, cause="mask", placement="remote")).scan
+)
 OTHER_FAR = IS_FAR.replace("GPU 0", "GPU 1")
 
 

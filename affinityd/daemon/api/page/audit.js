@@ -1,10 +1,11 @@
-// The first view: the state of the node by the last scan. A verdict, and a card for each GPU.
+// The first view: the state of the node by the last scan: its findings, and a card for each GPU.
 
 import { amount, button, copied, count, drawn, duration, made, printable, refill, remedied, say } from "/elements.js";
 import { parseList } from "/picture.js";
 import { isFar, isOfGpu, jobOf, showProcesses, showGpu, userOf } from "/processes.js";
 
-const FAR = new Set(["mixed", "remote", "unpinned"]);
+const FAR = new Set(["mixed", "remote", "unpinned"]); // placements
+const RED = new Set(["mixed", "remote"]); // an unpinned process may run anywhere, also near
 const SECONDS = 5; // between two questions
 const PATIENCE = 8; // seconds for an answer
 const OLD = 60; // seconds after which a scan is old, or three intervals
@@ -12,7 +13,7 @@ const LETTERS = 11; // in a GPU's box on the picture
 const MANY_GPUS = 16; // whose cards are smaller
 const MOST_JOBS = 4; // on a card
 // Letter of the history → its state, and the height of its bar.
-const STATES = { l: ["lost", 10], f: ["far", 9], o: ["orphan", 8], w: ["waiting", 7], p: ["unpinned", 6], u: ["unknown", 5], n: ["near", 4], r: ["reserved", 3], i: ["idle", 2] };
+const STATES = { x: ["lost", 10], r: ["remote", 9], m: ["mixed", 9], o: ["orphan", 8], w: ["waiting", 7], p: ["unpinned", 6], u: ["unknown", 5], l: ["local", 4], j: ["reserved", 3], i: ["idle", 2] };
 const MOST_CONCERNS = 8; // of a finding
 
 const section = document.getElementById("now");
@@ -80,10 +81,10 @@ function seen(audit) {
 
 function show(audit) {
   const processes = (audit.processes ?? []).filter((it) => !it.daemon);
-  const lines = audit.verdict.map(found);
-  const list = within("#verdict");
-  if (list.dataset.shown !== JSON.stringify(audit.verdict)) {
-    list.dataset.shown = JSON.stringify(audit.verdict); // equal ones are left, also for who copies
+  const lines = audit.findings.map(found);
+  const list = within("#findings");
+  if (list.dataset.shown !== JSON.stringify(audit.findings)) {
+    list.dataset.shown = JSON.stringify(audit.findings); // equal ones are left, also for who copies
     list.replaceChildren(...lines);
   }
   refill(within("#cards"), ...audit.gpus.map((gpu) => card(gpu, processes.filter((it) => isOfGpu(it, gpu)), Boolean(audit.processes))));
@@ -168,20 +169,20 @@ const farFirst = (processes) => [...processes.filter((it) => it.cause), ...proce
 function* factsOf(gpu) {
   const counted = (numbers) => Object.entries(numbers ?? {}).filter(([, it]) => it).map(([word, it]) => `${it} ${word}`).join(", ");
   const causes = counted(gpu.mismatch);
-  yield ["placement", [counted(gpu.processes), causes && `cause: ${causes}`].filter(Boolean).join("; "), gpu.state === "far"];
+  yield ["placement", [counted(gpu.processes), causes && `cause: ${causes}`].filter(Boolean).join("; "), RED.has(gpu.state)];
   if (gpu.orphans) yield ["orphans", count(gpu.orphans, "process"), true];
   const hour = gpu.last_hour ?? {};
   if (hour.total >= 1) {
-    const share = gpu.near === null ? null : Math.round((100 * hour.remote) / hour.total);
-    const text = share === null ? "unknown" : `${share}% of ${duration(hour.total)} CPU time was far`;
-    yield ["time lost, 1 h", text, gpu.state === "far" && share > 0];
+    const percent = gpu.near === null ? null : Math.round((100 * hour.remote) / hour.total);
+    const text = percent === null ? "unknown" : `${percent}% of ${duration(hour.total)} CPU time was far`;
+    yield ["time lost, 1 h", text, RED.has(gpu.state) && percent > 0];
   }
   const waits = [hour.waited >= 1 && `${duration(hour.waited)} for CPUs`, hour.throttled >= 1 && `${duration(hour.throttled)} throttled`];
   yield ["waits, 1 h", waits.filter(Boolean).join(", "), gpu.state === "waiting"];
-  const { near = 0, far = 0, unknown = 0 } = gpu.host_memory_bytes ?? {};
-  const memory = [near && `${amount(near)} near`, far && `${amount(far)} far`, unknown && `${amount(unknown)} unknown`];
+  const { local = 0, remote = 0, unknown = 0 } = gpu.host_memory_bytes ?? {};
+  const memory = [local && `${amount(local)} near`, remote && `${amount(remote)} far`, unknown && `${amount(unknown)} unknown`];
   if (gpu.host_memory_pinned_far_bytes) memory.push("some likely pinned");
-  yield ["host memory", memory.filter(Boolean).join(", "), far >= 2 ** 30 && far >= (near + far) / 10];
+  yield ["host memory", memory.filter(Boolean).join(", "), remote >= 2 ** 30 && remote >= (local + remote) / 10];
   yield ["NIC", document.querySelector(`[data-gpu="${CSS.escape(nameOf(gpu))}"]`)?.dataset.nics ?? "", false];
 }
 

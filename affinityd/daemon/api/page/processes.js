@@ -40,7 +40,7 @@ export function showGpu(name) {
 
 const sum = (group, number) => group.reduce((total, it) => total + number(it), 0);
 const waited = (group) => sum(group, ({ waits }) => (waits ? waits.waited / waits.seconds : 0));
-const farMemory = (group) => sum(group, (it) => it.host_memory?.placed_bytes.far ?? 0);
+const farMemory = (group) => sum(group, (it) => it.host_memory?.placed_bytes.remote ?? 0);
 // An unpinned process may run anywhere, and may be near.
 export const isFar = (process) => Boolean(process.cause) && process.cause !== "unpinned";
 const gpusOf = ([first]) => [first.gpu, ...first.gpus_beside.map((it) => it.gpu)].join(",");

@@ -106,8 +106,12 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (WAITING, "1", "gpu_wait_seconds_total", {"": 0.0}),
         (UNCOUNTED, "0", "gpu_wait_seconds_total", {}),  # the kernel does not count it
         (UNCOUNTED, "0", "gpu_throttled_seconds_total", {}),
-        (MEMORY, "0", "gpu_host_memory_bytes", {"near": 1120, "far": 880, "unknown": 0}),
-        (MEMORY, "1", "gpu_host_memory_bytes", dict.fromkeys(("near", "far", "unknown"), 0)),
+        (
+            MEMORY,
+            "0",
+            "gpu_host_memory_bytes",
+            {"local,near": 1120, "remote,far": 880, "unknown,unknown": 0},
+        ),
         (UNKNOWN, "0", "gpu_host_memory_bytes", {}),
         (FOUND, "1", "gpu_numa_mismatch", {"allocation": 0, "mask": 0, "unpinned": 0}),
         (FOUND, "1", SINCE, {}),

@@ -13,17 +13,18 @@ from affinityd.grouping import grouped
 from affinityd.json_codec import OneOf
 from affinityd.text import count
 from affinityd.topology.model import GpuKey, Topology
-from affinityd.topology.nearness import UNKNOWN, UNPINNED, name_gpus
+from affinityd.topology.nearness import LOCAL, MIXED, REMOTE, UNKNOWN, UNPINNED, name_gpus
 
-LOST, FAR, ORPHAN, WAITING = "lost", "far", "orphan", "waiting"
-NEAR, RESERVED, IDLE = "near", "reserved", "idle"
-#: The worst first. Lost: it computes no more. Unpinned: a process may run anywhere, also near.
-#: Unknown: its processes, or its place. Reserved: a job has it, and no process uses it. Idle: none
-#: does.
-STATES = (LOST, FAR, ORPHAN, WAITING, UNPINNED, UNKNOWN, NEAR, RESERVED, IDLE)
-FINDING_STATES = STATES[:6]
+LOST = "lost"  #: it does not answer any more
+ORPHAN = "orphan"  #: a process holds it that no job owns any more
+WAITING = "waiting"  #: a process waits long for CPUs
+RESERVED = "reserved"  #: a job has it, and no process uses it
+IDLE = "idle"  #: no process uses it
+#: Of a GPU, the worst first; the others are the worst placement of its processes.
+STATES = (LOST, REMOTE, MIXED, ORPHAN, WAITING, UNPINNED, UNKNOWN, LOCAL, RESERVED, IDLE)
+FINDING_STATES = STATES[:7]
 #: State → a letter of the history; a minute without a scan has a dot.
-LETTERS = {state: state[0] for state in STATES} | {UNPINNED: "p"}
+LETTERS = {state: state[0] for state in STATES} | {LOST: "x", UNPINNED: "p", RESERVED: "j"}
 NO_SCAN = "."
 WORST_FIRST = "".join(LETTERS.values()) + NO_SCAN
 
@@ -57,13 +58,12 @@ class Finding:
     concerns: Sequence[Concern] = ()  #: those of processes only for a reader that may see them
 
 
+PIN_NEAR = "pin the processes near their GPU (affinityd pin), or have the scheduler give near CPUs"
 #: State that is a finding → what its GPUs are, and what helps in general.
 FINDINGS: Mapping[str, tuple[str, str | None]] = {
     LOST: ("lost or hung", reset_gpu()),
-    FAR: (
-        "used from far away",
-        "pin the processes near their GPU (affinityd pin), or have the scheduler give near CPUs",
-    ),
+    REMOTE: ("used from far away", PIN_NEAR),
+    MIXED: ("used from near and far CPUs", PIN_NEAR),
     ORPHAN: ("held by processes of no living job, or that have ended", SEE_AUDIT),
     WAITING: ("waiting for CPUs", SEE_AUDIT),
     UNPINNED: (
@@ -87,7 +87,7 @@ def _states_of(process: AuditedProcess, scan: Scan) -> Iterator[str]:
     if process.is_daemon:
         return
     if process.is_mismatch:
-        yield UNPINNED if process.cause == UNPINNED else FAR
+        yield process.placement
     if process.orphan is not None:
         yield ORPHAN
     if waits_long(process, scan):
@@ -114,14 +114,14 @@ def states(scan: Scan) -> dict[GpuKey, str]:
     states = dict.fromkeys(scan.near, IDLE) | dict.fromkeys(scan.reserved, RESERVED)
     for process in scan.processes:
         if not process.is_daemon:
-            states |= dict.fromkeys(process.facts.gpus, NEAR)
+            states |= dict.fromkeys(process.facts.gpus, LOCAL)
     found = by_state(scan)
     for state in reversed(FINDING_STATES):
         states |= dict.fromkeys(found[state], state)
     return states
 
 
-def verdict(topology: Topology, scan: Scan, remedies: Remedies | None = None) -> Iterator[Finding]:
+def findings(topology: Topology, scan: Scan, remedies: Remedies | None = None) -> Iterator[Finding]:
     """Yield the findings on the node, the worst first; one that all is well where there is none.
 
     `remedies` None: the reader may not see processes.
@@ -148,11 +148,11 @@ def verdict(topology: Topology, scan: Scan, remedies: Remedies | None = None) ->
         yield Finding(RESERVED, text, None, concerns)
     if any(found.values()) or scan.gone or scan.reserved:
         return
-    used = sum(state == NEAR for state in states(scan).values())
+    used = sum(state == LOCAL for state in states(scan).values())
     if not scan.near:
         yield Finding(IDLE, "there is no GPU here")
     elif used:
-        yield Finding(NEAR, f"{count(used, 'GPU')} in use, from near alone")
+        yield Finding(LOCAL, f"{count(used, 'GPU')} in use, from near alone")
     else:
         yield Finding(IDLE, "no process uses a GPU")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.findings import FINDINGS, IS_GONE, Concern, findings, later_history, states
 from affinityd.audit.model import AuditedProcess, Job, Scan
 from affinityd.audit.remedies import RESCAN, Remedies, reset_gpu
-from affinityd.audit.verdict import FINDINGS, IS_GONE, later_history, states, verdict
 from affinityd.audit.waits import Runner, Waits
 from affinityd.topology.model import GpuKey
 from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
@@ -16,6 +16,7 @@ from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
 FAR = process(1, cause="mask", placement="remote")
 ORPHAN = process(2, orphan="its job has ended")
 FAR_FROM_1 = process(1, GPU1, cause="mask", placement="remote")
+MIXED = process(6, cause="mask", placement="mixed")
 FROM_NEAR = "1 GPU in use, from near alone"
 DAEMON = process(3, cause="mask", placement="remote", is_daemon=True)
 
@@ -48,15 +49,16 @@ IS_RESERVED = "GPU 0 is reserved by a job, and used by no process"
     [
         (scan(near={}), None, ["there is no GPU here"]),
         (scan(DAEMON), "idle", ["no process uses a GPU"]),
-        (scan(process(1), process(4)), "near", [FROM_NEAR]),
-        (scan(FAR, UNPINNED_1), "far", [FAR_0, f"GPU 1 is {UNPINNED_0}"]),
+        (scan(process(1), process(4)), "local", [FROM_NEAR]),
+        (scan(FAR, UNPINNED_1), "remote", [FAR_0, f"GPU 1 is {UNPINNED_0}"]),
+        (scan(MIXED), "mixed", ["GPU 0 is used from near and far CPUs"]),
         (scan(UNPINNED), "unpinned", [f"GPU 0 is {UNPINNED_0}"]),
-        (scan(ORPHAN, FAR), "far", [FAR_0, HELD_0]),
-        (scan(beside(process(1, GPU1))), "near", ["2 GPUs in use, from near alone"]),
-        (scan(beside(FAR_FROM_1)), "far", ["GPUs 0-1 are used from far away"]),
+        (scan(ORPHAN, FAR), "remote", [FAR_0, HELD_0]),
+        (scan(beside(process(1, GPU1))), "local", ["2 GPUs in use, from near alone"]),
+        (scan(beside(FAR_FROM_1)), "remote", ["GPUs 0-1 are used from far away"]),
         (scan(process(1), waits=waiting(2.0)), "waiting", ["GPU 0 is waiting for CPUs"]),
-        (scan(process(1), waits=waiting(0.5)), "near", [FROM_NEAR]),
-        (scan(process(1), waits=waiting(9.0, beside=0)), "near", [FROM_NEAR]),
+        (scan(process(1), waits=waiting(0.5)), "local", [FROM_NEAR]),
+        (scan(process(1), waits=waiting(9.0, beside=0)), "local", [FROM_NEAR]),
         (scan(reserved={GPU0: "slurm 7"}), "reserved", [IS_RESERVED]),
         (scan(unknown={GPU0: "silent"}), "unknown", ["GPU 0 is impossible to judge"]),
         (scan(near={**NEAR, GPU0: None}), "unknown", ["GPU 0 is impossible to judge"]),
@@ -67,16 +69,19 @@ IS_RESERVED = "GPU 0 is reserved by a job, and used by no process"
 )
 def test_the_worst_comes_first(found: Scan, state: str | None, texts: list[str]) -> None:
     assert states(found).get(GPU0) == state
-    assert [finding.text for finding in verdict(MACHINE, found)] == texts
+    assert [finding.text for finding in findings(MACHINE, found)] == texts
 
 
 JOB = Job("slurm", "7")
-OF_JOB = [process(pid, gpu, cause="mask", job=JOB) for pid, gpu in ((1, GPU0), (9, GPU1))]
-SIBLING = process(2, GPU0, cause="mask", job=JOB)
+OF_JOB = [
+    process(pid, gpu, cause="mask", placement="remote", job=JOB)
+    for pid, gpu in ((1, GPU0), (9, GPU1))
+]
+SIBLING = process(2, GPU0, cause="mask", placement="remote", job=JOB)
 ALIVE = "it may still compute: ask its user"
 GHOSTS = [process(pid, orphan="it is no more", job=JOB, uid=None) for pid in (1, 2, 3)]
 SILENT = {GPU0: "silent", GPU1: "silent"}
-WORKER = process(2, cause="mask")
+WORKER = process(2, cause="mask", placement="remote")
 WORKERS = [WORKER, replace(WORKER, facts=replace(WORKER.facts, holding=None, holder=2))]
 OF_0 = "GPU 0: process 1 (python) of slurm 7, user 1000: "
 GPU_1 = "GPU 1 (0000:11:00.0)"
@@ -101,8 +106,9 @@ RESET = reset_gpu(MACHINE.gpus[0].pci_bus_id)
 def test_a_finding_has_the_processes_and_the_remedy_of_each_cause(
     found: Scan, told: list[str]
 ) -> None:
-    findings = verdict(MACHINE, found, Remedies(MACHINE, found))
-    concerns = [it for finding in findings for it in finding.concerns]
+    concerns: list[Concern] = []
+    for finding in findings(MACHINE, found, Remedies(MACHINE, found)):
+        concerns += finding.concerns
     texts = [f"{it.gpus}: {it.why}: {it.remedy}" for it in concerns]
     assert len(texts) == len(told)
     for text, expected in zip(texts, told, strict=True):
@@ -112,22 +118,22 @@ def test_a_finding_has_the_processes_and_the_remedy_of_each_cause(
 
 
 def test_counts_name_no_process() -> None:
-    (found,) = verdict(MACHINE, scan(*OF_JOB))
-    assert (found.remedy, found.concerns) == (FINDINGS["far"][1], [])
-    (reserved,) = verdict(MACHINE, scan(reserved={GPU0: "slurm 7"}))
+    (found,) = findings(MACHINE, scan(*OF_JOB))
+    assert (found.remedy, found.concerns) == (FINDINGS["remote"][1], [])
+    (reserved,) = findings(MACHINE, scan(reserved={GPU0: "slurm 7"}))
     assert reserved.concerns == []
 
 
 def test_the_history_has_the_worst_state_of_each_minute_of_an_hour() -> None:
     letters: Mapping[GpuKey, str] = {}
     for minutes, state, expected in (
-        (1000, "far", "." * 59 + "f"),
-        (57, "near", ".." + "f" + "." * 56 + "n"),
-        (1, "idle", "." + "f" + "." * 56 + "ni"),
-        (0, "waiting", "." + "f" + "." * 56 + "nw"),
-        (0, "near", "." + "f" + "." * 56 + "nw"),
-        (3, "near", "." * 55 + "nw..n"),
+        (1000, "remote", "." * 59 + "r"),
+        (57, "local", ".." + "r" + "." * 56 + "l"),
+        (1, "idle", "." + "r" + "." * 56 + "li"),
+        (0, "waiting", "." + "r" + "." * 56 + "lw"),
+        (0, "local", "." + "r" + "." * 56 + "lw"),
+        (3, "local", "." * 55 + "lw..l"),
     ):
         letters = later_history(letters, minutes, {GPU0: state})
         assert letters == {GPU0: expected}
-    assert later_history(letters, 1, {GPU1: "near"}) == {GPU1: "." * 59 + "n"}  # the other is gone
+    assert later_history(letters, 1, {GPU1: "local"}) == {GPU1: "." * 59 + "l"}  # the other is gone
