@@ -11,7 +11,7 @@ from affinityd.text import node_name, quote
 
 CpuSet = frozenset[int]
 
-#: The most of any kernel's NR_CPUS; keeps `0-4294967295` from becoming a set.
+#: The largest NR_CPUS of any kernel; so `0-4294967295` does not become a set.
 MAX_CPUS = 8192
 
 #: Characters around a value in a kernel file; some kernels leave a NUL in it.
@@ -65,7 +65,7 @@ def parse_mask(text: str) -> CpuSet:
 
 
 def format_mask(cpus: Iterable[int]) -> str:
-    """Write a mask as `taskset` takes it: `0xff`."""
+    """Write a mask as `taskset` reads it: `0xff`."""
     return hex(sum(1 << cpu for cpu in set(cpus)))
 
 

@@ -46,7 +46,7 @@ class UnsatisfiableError(AffinityError):
 
 
 class BoundError(UnsatisfiableError):
-    """The CPUs of the process were bound by its user, who decides: they stay."""
+    """The user bound the CPUs of the process: they stay."""
 
     title = "Left as it is"
 
@@ -59,13 +59,13 @@ class NotReadyError(AffinityError):
 
 
 class BusyError(NotReadyError):
-    """The daemon has too little left of something, for the moment."""
+    """The daemon lacks some resource for the moment."""
 
     title = "Too busy"
 
 
 class NotScannedError(NotReadyError):
-    """The processes have not been looked at, or never are."""
+    """The processes have not been scanned yet, or never are."""
 
     title = "No scan"
 
@@ -77,7 +77,7 @@ class TreeError(AffinityError):
 
 
 class FailingFileError(TreeError):
-    """A machine's file that is there, and fails to be read."""
+    """A file of the machine that exists, and cannot be read."""
 
     exit_code = 1
 
@@ -101,7 +101,7 @@ class DaemonError(AffinityError):
 
 
 class NoDaemonError(DaemonError):
-    """No process listens where a daemon would."""
+    """No process listens at a daemon's address."""
 
 
 class ListenError(AffinityError):

@@ -25,7 +25,7 @@ class Recent(Generic[K, V]):
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._values: dict[K, tuple[V, float]] = {}  # with when it was used last
+        self._values: dict[K, tuple[V, float]] = {}  # with the time of its last use
 
     def begin(self, now: float) -> None:
         """Begin another scan: remove values that no scan has used for long."""
@@ -36,7 +36,7 @@ class Recent(Generic[K, V]):
         }
 
     def __contains__(self, key: K) -> bool:
-        """Whether there is a value, be it None."""
+        """Whether there is a value, even None."""
         return key in self._values
 
     def get(self, key: K) -> V | None:
@@ -51,7 +51,7 @@ class Recent(Generic[K, V]):
         self._values[key] = value, self._now
 
     def is_news(self: Recent[K, None], key: K) -> bool:
-        """Return whether a key is not there, and add it: to log a line once."""
+        """Add a key; return True the first time: for lines that are logged once."""
         is_new = key not in self
         self[key] = None
         return is_new

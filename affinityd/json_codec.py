@@ -4,8 +4,8 @@ No library, because: the base package has no dependency. msgspec is 1 MB of comp
 4.4 starts of Python to import, pydantic 11 MB and 14.6; this takes 4.2, of which `json` and
 `dataclasses` are 3.3. Once the base package needs a compiled library, msgspec would be taken.
 
-A document is described once, by a dataclass whose fields are the JSON object's, in their order.
-A document may come from another release: a field that is not known is ignored; one that may be
+A document is described once, by a dataclass whose fields are the JSON object's, in their order. A
+document may come from another release: a field that is not known is ignored; a field that may be
 None, or has a default, may be missing.
 """
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 #: How much of a wrong value an error shows.
 SHOWN = 40
 
-#: The largest number that any machine has: 64 bits, of memory in KiB.
+#: The largest number of any machine: 64 bits, of memory in KiB.
 MAX_JSON_NUMBER = 2**74 - 1
 
 _LEFT_OUT = "left out"
@@ -65,14 +65,14 @@ class OneOf:
 
 
 def left_out() -> Any:  # noqa: ANN401 - as dataclasses.field
-    """Return a field that is not in the document at all where it is None."""
+    """Return a field that the document leaves out where it is None."""
     return field(default=None, metadata={_LEFT_OUT: True})
 
 
 def dumps(document: object, **layout: Any) -> str:  # noqa: ANN401 - as json.dumps takes it
     """Return a document as JSON, on one line unless `layout` says otherwise.
 
-    Between two objects of it other threads may run, however long it is.
+    Other threads may run between two of its objects, however long it is.
     """
     return json.dumps(document, default=_jsonable, check_circular=False, **layout)
 
@@ -145,7 +145,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:  # noqa: ANN401 - a type, a
             key = _number(name, place) if name_kind is int else name
             items_by_name[key] = _read(item_kind, item, f"{place}[{quote(name)}]")
         return items_by_name
-    return _cpus(value, place)  # of a frozenset
+    return _cpus(value, place)  # to a frozenset
 
 
 @cache
@@ -202,7 +202,6 @@ def _object(kind: type, value: Any, place: str) -> object:  # noqa: ANN401 - as 
 
 @cache
 def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
-    """Return the type of each field, and whether it has no default."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: (hints[field.name], field.default is field.default_factory is MISSING)

@@ -11,26 +11,26 @@ MAX_COUNTER = 2**64 - 1  #: the largest number that the kernel writes
 
 
 def quote(text: str) -> str:
-    """Return a value as a message shows it: on one line, and no longer than a person reads."""
+    """Return a value as messages show it: on one line, and not too long."""
     if len(text) > MAX_QUOTED:
         text = f"{text[:MAX_QUOTED]}…"
     return repr(text)
 
 
 def one_line(text: str) -> str:
-    """Return a text that takes one line and does nothing to a terminal."""
+    """Return a text on one line, without characters that a terminal acts on."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def printable(text: str) -> str:
-    """Return a name that can be shown anywhere: unprintable characters become `?`."""
-    if text.isprintable():  # most are, and some are long
+    """Return a name that is safe to show: unprintable characters become `?`."""
+    if text.isprintable():  # most texts are, and some are long
         return text
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def whole_number(text: str | None, most: int) -> int | None:
-    """Return the number of a text of digits; None for other texts, and above `most`."""
+    """Return the number in a text of digits; None for other texts, and above `most`."""
     if not text or not text.isascii() or not text.isdigit() or len(text) > len(str(most)):
         return None
     number = int(text)
@@ -40,7 +40,7 @@ def whole_number(text: str | None, most: int) -> int | None:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Return the reader of a text that is one of these words. It raises ValueError."""
+    """Return a reader of a text that must be one of these words; it raises ValueError."""
 
     def read(text: str) -> str:
         if text not in choices:

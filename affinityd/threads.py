@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def started(work: Callable[[], T]) -> Future[T]:
-    """Return the result to come of `work`, or its exception. Raises OSError without a thread."""
+    """Return a future with the result or exception of `work`. Raises OSError without a thread."""
     result: Future[T] = Future()
-    result.set_running_or_notify_cancel()  # a caller that leaves does not end the thread
+    result.set_running_or_notify_cancel()  # a caller that does not wait must not end the thread
 
     def run() -> None:
         try:
@@ -34,12 +34,12 @@ def started(work: Callable[[], T]) -> Future[T]:
 
 
 STUCK_SECONDS = 0.5
-MOST_STUCK_OF_ONE = 4  #: readings of one user's processes that may be late at once
+MOST_STUCK_OF_ONE = 4  #: late readings of one user's processes at once
 MOST_STUCK = 64  #: of all users'
 
 
 class Readings(Generic[K, T]):
-    """Readings of processes that may not let themselves be read, each in a thread.
+    """Readings of processes that may block their readers, each in a thread.
 
     The kernel lets a reader wait for a lock of the process's memory. The process holds it while a
     page fault waits for a file system that does not answer: a dead NFS server, or a user's FUSE
@@ -48,13 +48,13 @@ class Readings(Generic[K, T]):
 
     def __init__(self, most_of_one: int = MOST_STUCK_OF_ONE) -> None:
         self._most_of_one = most_of_one
-        #: By what is read: the user, and the reading that has not ended in time.
+        #: By key: the user, and the reading that has not ended in time.
         self._late: dict[K, tuple[int | None, Future[T]]] = {}
 
     def result(self, key: K, read: Callable[[], T], user: int | None = None) -> T:
-        """Return the result of `read`, which is waited for once; a later call may ask for it again.
+        """Return the result of `read`; wait for it once; a later call may ask for it again.
 
-        `user` has the process. Raises FutureTimeoutError where it is late, or where too many
+        `user` owns the process. Raises FutureTimeoutError if the reading is late, or too many
         others are.
         """
         if key in self._late:
@@ -75,7 +75,7 @@ class Readings(Generic[K, T]):
 
 
 class Answers(Generic[K, T]):
-    """What a question answers of each key, asked once; one that is slow a later call has."""
+    """The answers to one question for each key, asked once; slow answers come at a later call."""
 
     def __init__(self, ask: Callable[[K], T | None], most_late: int) -> None:
         self._ask = ask
@@ -83,7 +83,7 @@ class Answers(Generic[K, T]):
         self._readings: Readings[K, T | None] = Readings(most_of_one=most_late)
 
     def look(self, keys: set[K]) -> dict[K, T]:
-        """Return the answers by key; of some there is none, or not yet."""
+        """Return the answers by key; some keys have none, or not yet."""
         self._known = {key: self._known[key] for key in keys if key in self._known}
         for key in keys - self._known.keys():
             with suppress(FutureTimeoutError):

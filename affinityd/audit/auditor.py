@@ -64,14 +64,14 @@ class Auditor:
         | None = None,
         memory_seconds: float = MEMORY_SECONDS,
     ) -> None:
-        """Take the source of holders; a scan looks `memory_seconds` for the place of memory."""
+        """Take the source of holders; a scan may take `memory_seconds` to find where memory is."""
         self._held = held
         self._name_pods = name_pods
         self._proc = proc
         self._records = ScanRecords(partial(has_ended, proc=proc))
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter(memory_seconds)
-        self._users = Answers(user_name, 8)  # that a directory may owe at once
+        self._users = Answers(user_name, 8)  # names that may be asked for at once
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         #: The last scan saw a holder without a process for the first time: it may just have ended.
         self.has_unconfirmed = False
@@ -81,10 +81,10 @@ class Auditor:
         self._judge: Judge | None = None
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> Scan:
-        """Scan once, within the time of the holders' query and PROC_SECONDS."""
+        """Scan once, for at most the time of the holders' query and PROC_SECONDS."""
         now = time.time()
         boot = since_boot()
-        if self._judge is None or self._judge.topology is not topology:  # it was read again
+        if self._judge is None or self._judge.topology is not topology:  # it was read anew
             if self._judge is not None:
                 self._records.renumber(keys_before(self._judge.topology, topology))
                 self._gone = set()
@@ -133,9 +133,9 @@ class Auditor:
             unknown=unknown,
             reserved={gpu: owner for gpu, owner in reserved.items() if gpu not in used},
             skipped=walk.late.total() + held.skipped,
-            # If a GPU's processes are not known, a tree may have its ranks: then no tree is moved.
+            # Where a GPU's processes are not known, they may be in any tree: then no tree is moved.
             tree_tops={} if unknown else tree_tops(found, self._proc),
-            # Not `boot`: to ask a driver takes seconds at some scans.
+            # Not `boot`: the drivers may have taken seconds to answer since then.
             waits=self._waits.look(running, processes, since_boot()),
             users=self._users.look({uid for uid in uid_of.values() if uid is not None}),
             memory=self._memory.look(with_memory, uid_of),
@@ -150,7 +150,7 @@ class Auditor:
         return self._records.add(scan)
 
     def _missing(self, gone: Sequence[Holding]) -> Iterator[AuditedProcess]:
-        """Yield the holders that had no process at the last scan either: once may be a race."""
+        """Yield the holders without a process at two scans in a row: at one it may be a race."""
         names = {(holding.pid, holding.gpu) for holding in gone}
         for holding in gone:
             if (holding.pid, holding.gpu) in self._gone:
@@ -161,7 +161,7 @@ class Auditor:
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
     ) -> Iterator[AuditedProcess]:
-        """Yield the judgment of every process; children of a known daemon belong to it."""
+        """Yield the judgment of every process; children of a known daemon count as daemons."""
         daemons: set[int] = set()
         for facts in walk:
             of_daemon = facts.holding is None and facts.parent in daemons
@@ -178,7 +178,6 @@ class Auditor:
 
 
 def _used_gpus(processes: Iterable[AuditedProcess]) -> set[GpuKey]:
-    """Return the GPUs that a process uses which is no known daemon."""
     gpus: set[GpuKey] = set()
     for process in processes:
         if not process.is_daemon:
@@ -197,7 +196,7 @@ class ScanRecords:
         """Take the function that says whether a process, by pid and start, has ended."""
         self._cpu_time = CpuTimeCounters(TICKS, is_over)
         self._letters: Mapping[GpuKey, str] = {}
-        self._minute = 0  # of their last ones
+        self._minute = 0  # the minute of its last letters
         #: The counters of the last hour, one reading a minute.
         self._readings: list[tuple[float, Mapping[GpuKey, CpuTime]]] = []
         self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
@@ -210,7 +209,7 @@ class ScanRecords:
         self._since = moved(self._since, keys)
 
     def add(self, scan: Scan) -> Scan:
-        """Return a new scan with what its processes and the scans before tell."""
+        """Return the scan with what follows from its processes and from the scans before."""
         found = scan.processes
         used = self._cpu_time.book(found, scan.near, scan.boot, scan.waits, scan.unknown)
         # A mismatch goes on while the processes of its GPU cannot be seen.
@@ -243,20 +242,22 @@ class ScanRecords:
 
 
 class CpuTimeCounters:
-    """The counters of GPUs; what was not seen at a scan counts at a later one.
+    """The CPU time counters of the GPUs; time that one scan could not see counts at a later one.
 
-    A thread's time goes to the CPU that it ran on last; that of ended threads and children where
-    the time of the living threads of their process went.
+    A thread's time counts for the CPU that it ran on last. The time of ended threads and children
+    is divided as that of the living threads of their process.
     """
 
     def __init__(self, ticks: int, is_over: Callable[[int, int], bool]) -> None:
         self._ticks = ticks  # in a second
         self._is_over = is_over
-        self._before: dict[tuple[int, int], tuple[ProcessFacts, float]] = {}  # and when, by name
+        self._before: dict[
+            tuple[int, int], tuple[ProcessFacts, float]
+        ] = {}  # and its time, by name
         #: Ticks of children that were counted while they ran, by the parent that may wait for them.
         self._counted: Counter[int] = Counter()
-        #: When the processes of a GPU were known last, ticks since boot: those that have started
-        #: since count whole.
+        #: When the processes of each GPU were last known, in ticks since boot. Of a process that
+        #: has started since then, all time counts.
         self._looked: dict[GpuKey, float] = {}
         self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: of every GPU's processes
 
@@ -307,10 +308,10 @@ class CpuTimeCounters:
         return used
 
     def _count_ended(self, processes: Sequence[AuditedProcess]) -> None:
-        """Forget the processes that have ended, and note their time at their living ancestors.
+        """Forget the processes that have ended; note for living ancestors what was counted of them.
 
-        The kernel adds the time of an ended process to the one that waits for it. What was counted
-        here by the last scan is noted, so as not to count it again.
+        The kernel adds the time of an ended process to the parent that waits for it. What the last
+        scan has counted already must not count again.
         """
         here = {(process.facts.pid, process.facts.start) for process in processes}
         ended = {}
@@ -330,7 +331,7 @@ class CpuTimeCounters:
     def _used(self, process: AuditedProcess) -> CpuTime:
         """Return the time of a process since it was seen last.
 
-        None counts of one that was there before the first look at its GPU's processes.
+        Nothing counts of a process that was there before its GPU's processes were first seen.
         """
         facts = process.facts
         before, _ = self._before.get((facts.pid, facts.start), (None, 0.0))

@@ -1,7 +1,7 @@
 """A machine with recorded processes: what the audit shows on a bad day, without a GPU at hand.
 
-The facts are made up, and judged as real ones are. The pids are larger than the kernel gives
-(PID_MAX_LIMIT, proc_sys_kernel(5)): no command that a remedy names meets a process of this machine.
+The facts are made up, and judged as real ones are. The pids are larger than any that the kernel
+gives (PID_MAX_LIMIT, proc_sys_kernel(5)), so a remedy's command reaches no process here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BEGAN = 2 * HOUR  #: minutes before the first scan: when a process began, unless
 class Demo:
     """Scans the recorded processes of a machine; each has spent its CPU time since it began."""
 
-    has_unconfirmed = False  #: as of an Auditor
+    has_unconfirmed = False  #: an Auditor has this, too
 
     def __init__(self, name: str, reserved: CpuSet = frozenset()) -> None:
         """Take the name of the machine, and the CPUs that no plan gives."""
@@ -143,7 +143,6 @@ def _facts(
 
 
 def _threads(entry: Mapping[str, Any], start: float, boot: float) -> Iterator[Thread]:
-    """Yield the threads of a process, which divide its work and its CPUs."""
     number = entry["threads"]
     mask = parse_list(entry["mask"])
     cpus = sorted(mask)
@@ -155,7 +154,6 @@ def _threads(entry: Mapping[str, Any], start: float, boot: float) -> Iterator[Th
 
 
 def _waits(entry: Mapping[str, Any], seconds: float) -> Waits:
-    """Return the waits of a process in an interval, by its data: seconds in each second."""
     throttled = entry.get("throttled", 0.0)
     return Waits(
         seconds,

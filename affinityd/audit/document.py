@@ -81,7 +81,7 @@ class AuditPodDocument:
 
 @dataclass(frozen=True)
 class GpuBesideDocument:
-    """Another GPU that a process uses as much."""
+    """Another GPU that a process uses, beside its first one."""
 
     vendor: str
     gpu: int
@@ -93,7 +93,7 @@ class AuditWaitsDocument:
 
     seconds: float  #: between the scans
     waited: float | None  #: null: not measurable, since threads began and ended meanwhile
-    throttled: float  #: of its cgroup, over CPUs
+    throttled: float  #: of its cgroup, summed over CPUs
     cause: WaitCause | None  #: the fact that explains it; null: none does, or it hardly waited
     remedy: str | None
 
@@ -137,13 +137,13 @@ class AuditProcessDocument:
     waits: AuditWaitsDocument | None = None  #: null: not known
     host_memory: AuditMemoryDocument | None = None  #: null: not known, or it holds no GPU
     user: str | None = None  #: the name of uid; null: not known
-    masks: CpuList = ""  #: where its threads may run, together
+    masks: CpuList = ""  #: on nodes without CPUs: on Grace, the memory of a GPU
     ran_on: CpuList = ""  #: where they ran last
 
 
 @dataclass(frozen=True)
 class AuditOverlapDocument:
-    """CPUs in the unique pins of the same jobs."""
+    """CPUs that the same jobs have pinned for their own use."""
 
     cpulist: CpuList
     owners: Sequence[str]
@@ -151,7 +151,7 @@ class AuditOverlapDocument:
 
 @dataclass(frozen=True)
 class AuditDocument:
-    """The answer to `GET /audit`; that of counts has no `processes` and no `pin_overlaps`."""
+    """The answer to `GET /audit`; one of counts has neither `processes` nor `pin_overlaps`."""
 
     node: str
     time: str
@@ -169,7 +169,7 @@ class AuditDocument:
 
 
 def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocument:
-    """Return the document: everything, or without `names_all` only counts."""
+    """Return the document of everything, or without `names_all` of counts alone."""
     remedies = Remedies(topology, scan)
     states = findings.states(scan)
     by_gpu = defaultdict(list)
@@ -205,7 +205,7 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
 
 
 def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) -> AuditGpuDocument:
-    """Return the counts of a GPU; a process with several counts for each, its memory for one."""
+    """Return the counts of a GPU. A process with several counts for each, its memory for one."""
     near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
     is_known = gpu.key not in scan.unknown
     was_seen = is_known or time.total > 0

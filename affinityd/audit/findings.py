@@ -35,7 +35,7 @@ HOUR = 60  #: minutes, which the history has
 LONG_WAIT = 0.1
 
 IS_GONE = "it is not there any more"
-#: For readers of counts: what helps depends on the processes.
+#: For readers who see counts alone: what helps depends on the processes.
 SEE_AUDIT = "see affinityd audit as root on the node"
 
 
@@ -45,7 +45,7 @@ class Concern:
 
     gpus: str  #: GPU 0, or GPUs 0-3
     why: str  #: the processes with their job, user and cause, or why the GPUs are not known
-    remedy: str | None = None  #: None: none is known, or the finding's
+    remedy: str | None = None  #: None: none is known, or the finding's own holds
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Finding:
     state: State
     text: str
     remedy: str | None = None  #: for every reader; None: nothing is wrong
-    concerns: Sequence[Concern] = ()  #: those of processes only for a reader that may see them
+    concerns: Sequence[Concern] = ()  #: without processes if the reader may not see these
 
 
 PIN_NEAR = "pin the processes near their GPU (affinityd pin), or have the scheduler give near CPUs"
@@ -64,7 +64,7 @@ FINDINGS: Mapping[str, tuple[str, str | None]] = {
     LOST: ("lost or hung", reset_gpu()),
     REMOTE: ("used from far away", PIN_NEAR),
     MIXED: ("used from near and far CPUs", PIN_NEAR),
-    ORPHAN: ("held by processes of no living job, or that have ended", SEE_AUDIT),
+    ORPHAN: ("held by processes that have ended, or that no job owns", SEE_AUDIT),
     WAITING: ("waiting for CPUs", SEE_AUDIT),
     UNPINNED: (
         "used by unpinned processes, which may run far away",
@@ -83,7 +83,6 @@ def waits_long(process: AuditedProcess, scan: Scan) -> bool:
 
 
 def _states_of(process: AuditedProcess, scan: Scan) -> Iterator[str]:
-    """Yield the findings that a process makes of its GPUs."""
     if process.is_daemon:
         return
     if process.is_mismatch:
@@ -122,7 +121,7 @@ def states(scan: Scan) -> dict[GpuKey, str]:
 
 
 def findings(topology: Topology, scan: Scan, remedies: Remedies | None = None) -> Iterator[Finding]:
-    """Yield the findings on the node, the worst first; one that all is well where there is none.
+    """Yield the findings on the node, the worst first; if nothing is wrong, one that says so.
 
     `remedies` None: the reader may not see processes.
     """
@@ -152,7 +151,7 @@ def findings(topology: Topology, scan: Scan, remedies: Remedies | None = None) -
     if not scan.near:
         yield Finding(IDLE, "there is no GPU here")
     elif used:
-        yield Finding(LOCAL, f"{count(used, 'GPU')} in use, from near alone")
+        yield Finding(LOCAL, f"{count(used, 'GPU')} in use, all from near CPUs")
     else:
         yield Finding(IDLE, "no process uses a GPU")
 
@@ -212,9 +211,9 @@ def _named(topology: Topology, keys: Collection[GpuKey]) -> str:
 def later_history(
     before: Mapping[GpuKey, str], minutes: int, states: Mapping[GpuKey, str]
 ) -> Mapping[GpuKey, str]:
-    """Return a letter for each of the last sixty minutes: the worst state of each GPU in it.
+    """Return each GPU's history: a letter for its worst state in each of the last sixty minutes.
 
-    `states`: of a scan, so many minutes after that of the last letters.
+    `states` are of a scan, `minutes` after the last letter of `before`.
     """
     passed = NO_SCAN * min(minutes, HOUR)
     letters = {}

@@ -38,12 +38,12 @@ FAMILY = 1.0  #: seconds that a holder and its descendants may take in a scan
 
 
 class ProcessWalk:
-    """One walk over the processes; at its end it knows which it did not reach."""
+    """One walk over the processes; afterwards it knows which processes it did not reach."""
 
     def __init__(
         self, held: GpuHolders, deadline: float, processes: ProcessTable, *, family: float = FAMILY
     ) -> None:
-        """Take holders, the end by time.monotonic(), and the seconds of a holder's `family`."""
+        """Take holders, the deadline by time.monotonic(), and the seconds for each `family`."""
         self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
         self.unseen: list[Holding] = []  #: holders without a process
         self._held = held
@@ -52,22 +52,22 @@ class ProcessWalk:
         self._processes = processes
         self._proc = processes.proc
         self._family_seconds = family
-        # By cgroups, which a job's processes share: makes the facts of one of them.
+        # By cgroups, which the processes of a job have in common: makes the facts of one of them.
         self._groups: dict[str, Callable[..., ProcessFacts]] = {}
-        self._masks: dict[CpuSet, CpuSet] = {}  # few are different, and each is large: one object
+        self._masks: dict[CpuSet, CpuSet] = {}  # few differ, and each is large: one object
         self._known = {os.getpid(), *(holding.pid for holding in held.holdings)}
 
     def __iter__(self) -> Iterator[ProcessFacts]:
-        """Yield every holder, each followed by its descendants, each by its own."""
+        """Yield every holder, followed by its descendants, depth first."""
         for holding in self._held.holdings:
-            # One family that takes long is not to keep the others from being looked at.
+            # A family that takes long must not use up the time of the others.
             self._deadline = min(self._end, time.monotonic() + self._family_seconds)
             yield from self._family(holding)
 
     def _family(self, holding: Holding) -> Iterator[ProcessFacts]:
         """Yield a holder, and its descendants that hold no GPU and have no nearer holder.
 
-        A holder has started before it was named, else another process has its pid.
+        A process that has started after the holder was named is another one with its pid.
         """
         waiting: list[tuple[int, Stat | None]] = [(holding.pid, None)]  # each with its parent
         while waiting:
@@ -94,10 +94,10 @@ class ProcessWalk:
                 waiting += [(child, stat) for child in reversed(new)]
 
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
-        """Return a process's facts; None if it has ended, or the time is over."""
         pid = stat.number
         tids = thread_ids(pid, self._proc)
-        # A main thread that has ended is in no cgroup any more: the root's, by cgroups of v1.
+        # A main thread that has ended is in no cgroup any more; cgroups v1 say that it is in the
+        # root's.
         living = tids[1] if stat.state in ENDED and len(tids) > 1 else pid
         uid = uid_of(pid, self._proc)
         facts_in_group = self._group(living)
@@ -172,7 +172,7 @@ def one_process(pid: int) -> ProcessFacts | None:
 
 
 def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
-    """Return the ticks of each thread since it was read `before`; None: since it began."""
+    """Return the ticks of each thread since `before`; None: since the thread began."""
     then = {}
     if before is not None:
         then = {(thread.tid, thread.start): thread.cpu_ticks for thread in before.threads}
@@ -198,7 +198,7 @@ def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
     moved = [thread for thread in facts.threads[1:] if thread.mask != main]
     if moved:
         return _owner_of_threads(facts, moved, root)
-    if ours and main == ours & (facts.cpuset or ours):  # a cpuset that shrank cut it down
+    if ours and main == ours & (facts.cpuset or ours):  # the cpuset shrank, and the mask with it
         return "affinityd (AFFINITYD_CPULIST)"
     if main in slices:
         return f"Slurm (SLURM_CPU_BIND_LIST); {SLURM_REMEDY} gives near CPUs"

@@ -40,7 +40,7 @@ from affinityd.linux.processes import (
 from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import UNKNOWN
 
-# Only names by root count: below a `user.slice` any user may name a cgroup. Sources: Slurm's
+# Only names that root gave count: below a `user.slice` any user may name a cgroup. Sources: Slurm's
 # src/plugins/cgroup/v1 and v2, cgroup.conf(5); the kubelet's pkg/kubelet/cm/
 # cgroup_manager_linux.go; names of containers by containerd, CRI-O, Docker and Podman.
 
@@ -53,14 +53,15 @@ _ID = rf"{_HEX}{{64}}"
 #: To a reader in a cgroup namespace, paths outside of it begin with `..`.
 _beside = re.compile(r"(?:/\.\.)+(?=/)").match
 _users = re.compile(r"/(?:user(?:-\d+)?\.slice|user@\d+\.service)(?=/)").search
-#: A job of Slurm 26.05 may go by its SLUID.
+#: Slurm 26.05 may name a job's folders by its SLUID.
 _slurm = re.compile(
     r"/(?:slurm(?:_[^/]+)?/uid_\d+|(?:[^/]+_)?slurmstepd\.scope)"  # v1, v2
     r"/(?:job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Z]{13}))(?=/)"
     r"(?:/step_(?P<step>[^/]+))?"
 ).search
 _title = re.compile(r"slurmstepd: \[(\d{1,10})\.").match
-#: The pod's slice of the systemd driver; containerd without systemd puts its container behind it.
+#: A pod's folder: its slice with the systemd driver. Without systemd, containerd appends the
+#: container.
 _pods = re.compile(
     rf"/(?:(?:kubelet-)?kubepods(?:-burstable|-besteffort|-system)?-pod(?P<slice>{_UID})\.slice"
     rf"(?::[^:/]+:(?P<container>{_ID}))?|pod(?P<folder>{_UID}))(?=/)"
@@ -74,8 +75,8 @@ _container_folder = re.compile(
 def membership(cgroup_text: str, root: str = "/") -> Membership:
     """Return the job and container of a process, by its /proc/PID/cgroup.
 
-    The first line with a job counts: in a hybrid hierarchy some lines have none. The number of a
-    job that goes by its SLUID is read from a slurmstepd's title; else the SLUID names the job.
+    The first line with a job counts: in a hybrid hierarchy some lines have none. A job whose folder
+    is named by its SLUID gets its number from a slurmstepd's title; without one the SLUID names it.
     """
     in_container = Membership()
     for _, path in hierarchies(cgroup_text):
@@ -108,7 +109,7 @@ def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
 
 
 def service(cgroup_text: str) -> str | None:
-    """Return systemd's service of a process, by its /proc/PID/cgroup; None: it is of none."""
+    """Return systemd's service of a process, by its /proc/PID/cgroup; None: it has none."""
     for part in cgroup_text.replace("\n", "/").split("/"):
         if part.endswith(".service"):
             return part
@@ -150,8 +151,9 @@ MOST_ABOVE = 8  #: ancestors that are looked at
 def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[int, int]:
     """Return the topmost process that a pin should move with a holder, as a server with its engine.
 
-    It and all between are of the holder's process group: a session's shell is not. It is above no
-    holder of other GPUs, and most of its children lead to holders, not to ranks without a GPU yet.
+    That process and all between have the holder's process group, unlike a session's shell. Below it
+    is no holder of other GPUs, and most of its children lead to holders: the others might be ranks
+    without a GPU yet.
     """
     living = [process for process in processes if process.facts.threads]
     holders = [process for process in living if process.facts.holding is not None]
@@ -186,7 +188,7 @@ def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[
 def _kin(pid: int, proc: str) -> tuple[int, tuple[object, ...]]:
     """Return a process's parent, and the traits that both have where they are one program.
 
-    One that has ended, and a container's init, are like no other.
+    No other process has the traits of an ended process or of a container's init.
     """
     stat = stat_of(pid, proc)
     if stat is None:
@@ -200,7 +202,7 @@ GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
 
 
 def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
-    """Return why a process that holds a GPU belongs to no living job; None: it does."""
+    """Return why a process that holds a GPU belongs to no living job; None: it belongs to one."""
     if facts.holding is None:
         return None
     if is_zombie(facts):
@@ -242,14 +244,14 @@ STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to
 
 
 class ProcessOwners:
-    """Finds the owners of one scan's processes on a node of Slurm; elsewhere nohup(1) is meant."""
+    """Finds the owners of processes on a Slurm node; elsewhere nohup(1) leaves some without."""
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes
         self._of_root = cache(self._programs_of_root)
 
     def has_step(self, facts: ProcessFacts, job: Job) -> bool:
-        """Whether a slurmstepd is an ancestor of a process, or of its job, or may be hidden."""
+        """Whether a slurmstepd runs the job, or is above the process, or may be hidden."""
         above = ancestors(facts.parent, self._processes.parents)
         is_seen = job in self._jobs or not self._of_root(STEPD).isdisjoint(above)
         return is_seen or not self._processes.has_all
@@ -278,7 +280,7 @@ class ProcessOwners:
         )
 
     def _programs_of_root(self, name: str) -> frozenset[int]:
-        """Return the pids of root's programs of a name: any user may give one that name."""
+        """Return the pids of root's programs of a name: other users may give it to theirs."""
         pids = set()
         for pid, stat in self._processes.by_pid.items():
             is_named = stat.name == name and not stat.is_zombie
@@ -302,7 +304,6 @@ class ProcessOwners:
 
     @cached_property
     def _users(self) -> Collection[int | None]:
-        """The uids of the processes that a slurmstepd has started."""
         uids = set()
         for pid, stat in self._processes.by_pid.items():
             if stat.parent in self._of_root(STEPD) and not stat.is_zombie:

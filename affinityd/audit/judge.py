@@ -1,8 +1,8 @@
 """Judges where a process may run, seen from its GPUs. Pure: facts in, judgment out.
 
-CPUs near any of its GPUs are near. Libraries pin threads of their own (NCCL near its NIC, OpenMP
-one a core): those make no mismatch. GPUs of a job divide as many CPUs as it asked for: where fewer
-are near, no mask is wrong, since a pin would take CPUs away, and another allocation helps.
+CPUs near any of its GPUs are near. Threads that libraries pin (NCCL near its NIC, OpenMP one to a
+core) make no mismatch. The GPUs of a job divide the CPUs that it asked for: where fewer are near,
+no mask is wrong, since a pin would take CPUs away; another allocation helps.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from affinityd.topology.nearness import (
     vicinity,
 )
 
-#: Daemons of GPU nodes that may hold GPUs, by as much of the name as the kernel keeps,
-#: 15 characters. A user's process, or a Slurm job's, is none of them, however it is called.
+#: Daemons of GPU nodes that may hold GPUs, by the 15 characters of a name that the kernel keeps. A
+#: process of a user or of a Slurm job is never one, whatever its name.
 DAEMONS = frozenset(
     name[:15]
     for name in (
@@ -109,7 +109,7 @@ class Judge:
         return replace(process, placement=together, cause=cause)
 
     def _is_set_by_library(self, mask: CpuSet, main_masks: Collection[CpuSet]) -> bool:
-        """Whether a library set a thread's mask: it is one core, or narrower than a main mask.
+        """Whether a library set a thread's mask: it has one core, or is narrower than a main mask.
 
         `main_masks`: the main thread's mask now, and its mask before the process was pinned.
         """
@@ -121,7 +121,7 @@ class Judge:
 
 
 def is_known_daemon(facts: ProcessFacts) -> bool:
-    """Return whether a process is one that runs on every node, and is not to be counted."""
+    """Return whether a process is a daemon that runs on every node, and is not counted."""
     is_systems = facts.uid is not None and facts.uid < FIRST_USER
     return facts.name in DAEMONS and is_systems and facts.membership.scheduler != SLURM
 
@@ -226,7 +226,6 @@ class Allocations:
         return Allocation(cpus, tuple(sorted(gpus)), granted, asked, _have_slices(sharing))
 
     def _ranks(self, allocation: Allocation, options: Options) -> tuple[RankPlan, ...] | str:
-        """Return the plan for an allocation, or why there is none."""
         gpus = tuple(self._gpus[gpu] for gpu in allocation.gpus if gpu in self._gpus)
         try:
             return plan(self.topology, Demand(gpus, allocation.cpus, self.whole, options)).ranks
@@ -247,10 +246,10 @@ class Allocations:
         return replace(process, cause=cause)
 
     def _is_given(self, process: AuditedProcess, allocation: Allocation, mask: CpuSet) -> bool:
-        """Whether a process has its only mask by its job's request, which cgroups may not tell.
+        """Whether a process has its only mask because its job asked for so many CPUs.
 
-        Then a plan for as many CPUs gives this mask; or it is Slurm's slice, and to pin the process
-        near would take CPUs of another task.
+        Cgroups may not tell this. Then a plan for as many CPUs gives this mask; or the mask is
+        Slurm's slice, and a pin near the GPU would take CPUs of another task.
         """
         if allocation.has_slices:
             return True
@@ -266,7 +265,7 @@ class Allocations:
     def _widened(
         self, process: AuditedProcess, allocation: Allocation, asked: int | None
     ) -> CpuSet | None:
-        """Return the CPUs of its GPUs by a plan for so many CPUs each; None: all are near."""
+        """Return the CPUs that a plan for `asked` CPUs each gives its GPUs; None: all are near."""
         if not asked:
             return None
         ranks = self.ranks(allocation, Options(mode="node", cpus=asked))
@@ -306,7 +305,6 @@ def with_allocations(
 
 
 def _have_slices(holders: Iterable[ProcessFacts]) -> bool:
-    """Return whether several holders of a Slurm job have masks of which no two overlap."""
     masks = []
     for facts in holders:
         if facts.membership.scheduler != SLURM or not facts.threads:

@@ -27,11 +27,11 @@ from affinityd.text import amount
 from affinityd.threads import Readings
 from affinityd.topology.nearness import ALLOCATION, LOCAL, REMOTE, UNKNOWN, Vicinity
 
-#: Far memory is mentioned from this part on, and a mismatch from that: of files and of shared
-#: memory some is always far.
+#: A line mentions far memory from the part MENTIONED on; from MOST on it is a mismatch. Some memory
+#: of files, and some shared memory, is always far.
 MENTIONED, MOST = 0.1, 0.5
-LEAST = 2**30  #: bytes from which on far memory is worth a line where it was not asked for
-#: Of a scan; of processes that it does not come to it knows what it found before.
+LEAST = 2**30  #: least bytes of far memory for a line that was not asked for
+#: Of a scan. For processes that it does not reach in time, the last sample holds.
 SECONDS = 0.05
 
 MEMORY_LOCALITIES = (LOCAL, REMOTE, UNKNOWN)
@@ -57,7 +57,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The memory of a process, and the facts by which some of it may be far."""
+    """The memory of a process, and the facts that tell why some of it is far."""
 
     resident: ResidentMemory
     near: frozenset[int]  #: the nodes of memory near its GPUs; empty: not known
@@ -72,7 +72,7 @@ class HostMemory:
     def of(
         cls, pid: int, near: Vicinity, placement: str, policy: MemoryPolicy | None = None
     ) -> HostMemory:
-        """Return that of a running process; sizes are 0 if it has ended."""
+        """Return the memory of a running process; sizes are 0 if it has ended."""
         stats = [text(f"/sys/devices/system/node/node{node}/numastat") for node in near.memory]
         foreign = [stat.partition("numa_foreign ")[2].split("\n")[0] for stat in stats]
         return cls(
@@ -88,7 +88,7 @@ class HostMemory:
 
     @cached_property
     def of_devices(self) -> int:
-        """Bytes on nodes without CPUs, which GPUs have."""
+        """Bytes on nodes without CPUs: the memory of GPUs."""
         part = self.resident.part_on(self.resident.nodes - self.near - self.far)
         return round(self.resident.size * part) if part and self.near else 0
 
@@ -112,7 +112,7 @@ class HostMemory:
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """Why some of it is likely pinned, and then stays; empty: it likely is not."""
+        """Why some of it is likely pinned, and cannot move; empty: likely none is."""
         buffers = self._buffers(self.resident.nodes)
         sizes = {**self.resident.locked, **({CUDA_MAPPED: buffers} if buffers else {})}
         return tuple(f"{name} {amount(size)}" for name, size in sizes.items())
@@ -125,7 +125,6 @@ class HostMemory:
         )
 
     def _buffers(self, nodes: frozenset[int]) -> int:
-        """Return the bytes of CUDA buffers on these nodes."""
         drawn = self.resident.pages(self.resident.nodes)
         part = self.resident.pages(nodes, {CUDA_MAPPED}) / max(1, drawn)
         return round(self.resident.size * part)
@@ -138,7 +137,8 @@ class HostMemory:
         if self.allowed is not None and self.allowed.isdisjoint(self.near):
             return ALLOCATION
         policy = self.policy or MemoryPolicy(None)
-        # Of a near node and others the kernel takes the near one first, except in turn.
+        # If a policy has near nodes and others, the kernel takes near ones first, unless it
+        # interleaves.
         is_in_turn = (policy.policy or "").endswith("interleave")
         is_sent = policy.nodes - self.near if is_in_turn else not policy.nodes & self.near
         if policy.nodes and is_sent:
@@ -172,7 +172,7 @@ class HostMemory:
         """Return it as people read it: `host memory 212 GiB, 38% far on node 1`."""
         parts = [f"host memory {amount(self.size)}"]
         if self.far_part is None:
-            parts.append("where is not known")
+            parts.append("on nodes that are not known")
         elif self.far_part:
             nodes = several("node", self.resident.nodes & self.far)
             parts.append(f"{self.far_part:.0%} far on {nodes}")
@@ -199,7 +199,7 @@ class MemoryMeter:
     def look(
         self, processes: Mapping[_Name, tuple[Vicinity, str]], users: Mapping[int, int | None]
     ) -> Mapping[int, HostMemory]:
-        """Return the memory of processes by pid; of some its size alone may be known yet.
+        """Return the memory of processes by pid; of some only the size may be known yet.
 
         `processes`: by pid and start, what is near their GPUs, and the placement of their CPUs.
         `users`: by pid.
@@ -207,7 +207,7 @@ class MemoryMeter:
         end = time.monotonic() + self._seconds
         self._found = {name: it for name, it in self._found.items() if name in processes}
         for name in [*(processes.keys() - self._found.keys()), *self._found]:
-            with suppress(FutureTimeoutError):  # it keeps what was found last
+            with suppress(FutureTimeoutError):  # the last sample stays
                 sample = partial(_sample, name[0], *processes[name])
                 memory = self._readings.result(name, sample, users.get(name[0]))
                 self._found.pop(name, None)
@@ -232,4 +232,4 @@ def _sample(pid: int, near: Vicinity, placement: str) -> HostMemory:
     memory = HostMemory.of(pid, near, placement)
     if memory.cause is None:
         return memory
-    return replace(memory, policy=policy_of(pid))  # which may walk many pages
+    return replace(memory, policy=policy_of(pid))  # it may walk many pages

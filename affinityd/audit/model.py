@@ -19,7 +19,7 @@ from affinityd.topology.model import Gpu, GpuKey
 
 @dataclass(frozen=True)
 class Holding:
-    """A process that uses a GPU: of several, first the one of the lowest index."""
+    """A process that uses a GPU; if it uses several, the one with the lowest index."""
 
     pid: int  #: as /proc here numbers it
     gpu: GpuKey
@@ -32,7 +32,7 @@ class Holding:
 class GpuHolders:
     """The holders of GPUs, as far as they are known: by one source, or by all of them."""
 
-    #: One a process; of one source, one for each of its GPUs.
+    #: Of all sources, one for each process; of one source, one for each process and GPU.
     holdings: tuple[Holding, ...] = ()
     #: GPUs with unknown processes → why, and the remedy
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)
@@ -65,12 +65,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Membership:
-    """The job of a process, and its part of it; a container may be of no job."""
+    """The job of a process, and its step or container; a container may be of no job."""
 
     job: Job | None = None
     step: str | None = None  #: Slurm's: "0", "batch", "extern", "interactive"
     container: str | None = None  #: the runtime's id of it
-    sluid: str | None = None  #: the name of a Slurm job's folders without its number
+    sluid: str | None = None  #: the name of a Slurm job's folders if that is not its number
 
     @property
     def scheduler(self) -> str | None:
@@ -121,13 +121,13 @@ class ProcessFacts:
     cpuset: CpuSet | None = None  #: the CPUs that its cgroup allows; None: unknown
     threads: tuple[Thread, ...] = ()  #: the main one first; (): it has ended
     cpu_ticks: int = 0  #: that it has spent, its ended threads included
-    children_ticks: int = 0  #: that the children spent for which it has waited
+    children_ticks: int = 0  #: spent by ended children for which it has waited
     session: int | None = None  #: pid of the process that began its session
     service: str | None = None  #: systemd's unit of it, by its cgroup's path
     holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself
     beside: tuple[GpuKey, ...] = ()  #: the GPUs besides `gpu` that it, or its holder, uses
     cgroups: str = ""  #: /proc/PID/cgroup
-    #: The cpuset was chosen for its job; else a Slurm job may have been given less, by masks alone.
+    #: Whether the cpuset confines its job. If not, a Slurm job may have fewer CPUs, by masks alone.
     is_confined: bool = True
     cpu_limit: int | None = None  #: CPUs' worth of time that its cgroup may use; None: not limited
     given: ContainerResources | None = None  #: by kubelet, to its container; None: not known
@@ -163,7 +163,7 @@ class PlacedThread(NamedTuple):
 
     thread: Thread
     placement: str  #: of `affinityd.topology.nearness`: local, mixed, remote, unpinned, unknown
-    pinned_itself: bool  #: a library did, and it is not judged
+    pinned_itself: bool  #: a library pinned it, and it is not judged
 
 
 @dataclass(frozen=True)
@@ -171,12 +171,12 @@ class AuditedProcess:
     """The judgment of one process."""
 
     facts: ProcessFacts
-    placement: str  #: of all threads that are judged, as that of one
+    placement: str  #: of all judged threads together
     threads: tuple[PlacedThread, ...]  #: in the order of its facts
     cause: str | None = None  #: of `nearness.CAUSES`; None: local or unknown
     is_daemon: bool = False  #: known to run on every node (nvidia-persistenced …): not counted
     orphan: str | None = None  #: why it belongs to no living job; None: it does
-    near: CpuSet | None = None  #: the CPUs near any of its GPUs; None: not known of all of them
+    near: CpuSet | None = None  #: the CPUs near any of its GPUs; None: not known of each
 
     @property
     def is_mismatch(self) -> bool:
@@ -200,7 +200,7 @@ NO_NAMES: ContainerNames = MappingProxyType({})
 
 @dataclass(frozen=True)
 class NamedPods:
-    """Processes, those of pods with what kubelet gave their containers."""
+    """Processes; those of pods have what kubelet gave their containers."""
 
     processes: list[AuditedProcess]
     notices: tuple[str, ...] = ()  #: why some are not named, for people
@@ -209,7 +209,7 @@ class NamedPods:
 
 @dataclass(frozen=True)
 class CpuTime:
-    """Seconds of CPU time since this daemon's first scan, and seconds without it."""
+    """Seconds since this daemon's first scan: of CPU time, and of waiting for it."""
 
     total: float = 0.0
     remote: float = 0.0  #: on CPUs far from the GPU; 0 as well where its place is not known
@@ -217,11 +217,11 @@ class CpuTime:
     throttled: float = 0.0  #: of cgroups, each counted once
 
     def __add__(self, other: CpuTime) -> CpuTime:
-        """Return both together."""
+        """Return the sum."""
         return CpuTime(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: CpuTime) -> CpuTime:
-        """Return what is more than another one."""
+        """Return the difference."""
         return CpuTime(*map(sub, astuple(self), astuple(other)))
 
 
@@ -243,7 +243,7 @@ class Scan:
     #: Names of two jobs or more → the CPUs that are in the unique pins of all of them
     overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not read within the time limit
-    divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
+    divided: frozenset[int] = frozenset()  #: pids with a holder of another GPU below them
     #: By a far holder's pid: the topmost process that a pin should move with it
     tree_tops: Mapping[int, int] = field(default_factory=dict)
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU

@@ -1,4 +1,4 @@
-"""The remedy of a mismatch, by its cause and by the source of its CPUs; the end of an orphan.
+"""The remedies of mismatches, by their cause and by what gave the CPUs; how to end an orphan.
 
 No remedy ends a process that still computes.
 """
@@ -33,7 +33,8 @@ def reset_gpu(pci_bus_id: str = "PCI-ADDRESS") -> str:
 class Remedies:
     """The remedies of the mismatches of one scan.
 
-    A descendant is pinned with its holder, unless a process below that holds other GPUs.
+    A descendant is pinned with its holder, unless another process below the holder holds other
+    GPUs.
     """
 
     def __init__(self, topology: Topology, scan: Scan) -> None:
@@ -44,7 +45,7 @@ class Remedies:
             self._with_workers.add(process.facts.holder)
             if process.facts.holding is not None:
                 self._holders[process.facts.pid] = process
-        #: Pids that a pin has to force: far threads have another mask than the main one.
+        #: Pids whose pin needs --force: their far threads have another mask than the main thread.
         self._to_force = set()
         for process in scan.processes:
             if process.is_mismatch:
@@ -100,14 +101,13 @@ class Remedies:
         )
 
     def _target(self, process: AuditedProcess) -> AuditedProcess:
-        """Return the process that a pin should name: its holder, or itself."""
         holder = self._holders.get(process.facts.holder or process.facts.pid)
         if holder is None or holder.facts.pid in self._scan.divided:
             return process
         return holder
 
     def _pin(self, process: AuditedProcess, gpus: Sequence[Gpu]) -> str:
-        """Return the command; a process's own environment would count its GPUs in its own way."""
+        """Return the pin command; GPUs by UUID or address: a process may number them otherwise."""
         target = self._target(process).facts
         is_forced = target.pid in self._to_force
         top = self._scan.tree_tops.get(target.pid)
@@ -174,8 +174,8 @@ def pod_remedy(near: Vicinity, given: ContainerResources | None) -> str:
         ]
     right = {*near.nodes, *(gpu.numa_node for gpu in near.gpus)}
     if given is not None and given.devices and not given.nodes:
-        advice.append("have the device plugin tell the NUMA nodes of its GPUs")
+        advice.append("have the device plugin tell kubelet the NUMA nodes of its GPUs")
     elif given is not None and given.devices and given.nodes.isdisjoint(right):
         nodes = several("node", given.nodes)
-        advice.append(f"correct the device plugin, which tells kubelet {nodes}")
+        advice.append(f"correct the device plugin: it tells kubelet the wrong NUMA nodes, {nodes}")
     return f"{', and '.join(advice)}, and start the pod again"

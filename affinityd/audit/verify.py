@@ -29,7 +29,7 @@ class Verification:
     policy: MemoryPolicy | None = None  #: its main thread's memory policy; None: it cannot be read
     memory: HostMemory | None = None
     least: int = LEAST  #: bytes from which on far memory counts
-    is_self: bool = False  #: the command itself, which ends with its answer: no pin helps it
+    is_self: bool = False  #: it is the command itself, which ends now: no pin helps
     doubt: str = ""  #: why it may have been judged by other GPUs than it uses
     remark: str = ""  #: that its environment names other GPUs than the driver
     far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
@@ -47,7 +47,7 @@ class Verification:
         }
 
     def is_skipped(self, before: CpuSet) -> bool:
-        """Whether a pin, of a process with this mask, would leave some of the far threads alone."""
+        """Whether a pin of a process with this mask would leave some far threads alone."""
         main = self.process.facts.threads[0].mask
         far = (thread.mask for threads in self.far.values() for thread in threads)
         return is_on_purpose(main, (before,), before) or any(
@@ -101,7 +101,7 @@ class Verification:
         return f"{who} may run on CPUs {cpus} ({word})"
 
     def _far_memory(self, *, is_most: bool) -> Iterator[str]:
-        """Yield a sentence if most of its memory is far, or less that is notable."""
+        """Yield a sentence on far memory; `is_most`: if most of it is far, else if less is."""
         memory = self.memory
         if memory is None or memory.far_part is None or not memory.is_notable(self.least):
             return
@@ -113,7 +113,8 @@ class Verification:
 def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Verification:
     """Judge one process by the GPUs and the cpuset of its plan.
 
-    Far CPUs that its job asked for are the allocation's fault, if it has the near ones as well.
+    The cause is the allocation where its job asked for more CPUs than are near, if the process has
+    the near ones, too.
     """
     gpus = {rank.gpu.key: rank.gpu for rank in ranks}
     near = vicinity(judge.topology, tuple(gpus.values()), {rank.memory_node for rank in ranks})

@@ -33,10 +33,10 @@ from affinityd.linux.scheduling import (
     throttling,
 )
 
-MOST_OTHERS = 64  #: other processes that are looked at: those that used most CPU time
+MOST_OTHERS = 64  #: other processes that are read: those that used most CPU time
 MOST_MASKS = 256  #: of the threads of each of them
-LEAST_PART = 0.005  #: of the interval, for which an other process has run at least
-#: Where a process ran for longer than its living threads by this part, some threads have ended.
+LEAST_PART = 0.005  #: of the interval; a process that ran for less is not listed
+#: A process that ran longer than its living threads by this part has had threads that ended.
 SHORT_LIVED_PART = 0.2
 #: Ticks that a process and its threads may differ by, since they are read one after another.
 LEAST_TICKS = 5
@@ -57,7 +57,7 @@ class Other:
 
     @classmethod
     def of(cls, stat: Stat, ran: float, proc: str) -> Other:
-        """Read what it is."""
+        """Read the mask, the user and the owner of a process that ran for `ran` seconds."""
         cgroups = cgroups_of(stat.number, proc)
         tids = thread_ids(stat.number, proc)[:MOST_MASKS]
         # Threads that OpenMP has bound have a CPU each: the main thread's is but one of them.
@@ -71,7 +71,7 @@ class Other:
         return cls(stat, ran, frozenset(mask), uid_of(stat.number, proc), owner, unit)
 
     def kind(self, process: ProcessFacts) -> str:
-        """Return its kind to a process: of one job or container; if there is none, session."""
+        """Return its kind for a process: one job or container, else one session, is alike."""
         stat = self.stat
         owner = process.membership.owner
         is_same = owner is not None and owner == self.owner
@@ -140,7 +140,7 @@ class WaitMeter:
     ) -> Mapping[int, Waits]:
         """Return the waits since the last look, by pid; `now`: seconds since boot.
 
-        Those of a new process are not known, nor where the kernel does not count.
+        The waits of a new process are not known, and none where the kernel does not count.
         """
         before = self._before
         look = self._counters(waiters, processes, now)
@@ -167,7 +167,7 @@ class WaitMeter:
     def _waits(
         self, waiter: ProcessFacts, since: _Look, look: _Look, others: Sequence[Other]
     ) -> Waits | None:
-        """Return how long a process waited between two looks; None: not known of any thread."""
+        """Return how long a process waited between two looks; None: it is known of no thread."""
         seconds = look.time - since.time
         times = self._thread_times(waiter, since, look)
         if not times:
@@ -235,7 +235,7 @@ class WaitMeter:
         )
 
     def _times(self, waiter: ProcessFacts) -> Mapping[_Name, ThreadTime]:
-        """Read the times of all its threads: one that waits most may run for less than a tick."""
+        """Read the times of all its threads: one that waits may have run for no full tick."""
         times = {}
         for thread in waiter.threads:
             time = thread_time(waiter.pid, thread.tid, self._proc)
@@ -247,8 +247,8 @@ class WaitMeter:
     def _thread_times(waiter: ProcessFacts, before: _Look, look: _Look) -> dict[int, ThreadTime]:
         """Return by tid how long its threads ran and waited since the last look.
 
-        Of a thread that began since then all counts: one that the process did not have, or that
-        began after the look where the process was not seen.
+        All time counts of a thread that began since then: the process did not have it, or the
+        process was not seen before.
         """
         times = {}
         waiter_before = before.processes.get((waiter.pid, waiter.start))
@@ -272,9 +272,9 @@ class WaitMeter:
     def _limit(
         self, waiter: ProcessFacts, before: _Look, look: _Look
     ) -> tuple[Throttling, str | None]:
-        """Return how its cgroup was throttled, or the one above that was for longest.
+        """Return the throttling of its cgroup, or of the one above that was throttled longest.
 
-        One that was made again under its name, as a container's at a restart, has less.
+        A cgroup that was made again under its name, as at a container's restart, counts from 0.
         """
         since = []
         for folder in self._folders[waiter.cgroups]:
@@ -289,7 +289,6 @@ class WaitMeter:
         return max(since, default=(Throttling(), None))
 
     def _others(self, before: _Look, look: _Look, processes: ProcessTable) -> list[Other]:
-        """Return the processes that used most CPU time between two looks."""
         if before.others is None or look.others is None:
             return []
         least = LEAST_PART * (look.time - before.time)

@@ -1,6 +1,6 @@
 """How long the threads of a process waited for a CPU, and the facts beside it. Pure.
 
-A remedy follows from a fact that the kernel counts; where none explains the wait, there is none.
+A remedy follows from a fact that the kernel counts; where no fact explains the wait, none is given.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class Runner:
     pid: int
     name: str
     owner: str | None  #: its job, container or service
-    ran: float  #: that part of its time which these CPUs are of its mask
+    ran: float  #: its CPU time × the part of its mask that is among these CPUs
 
 
 @dataclass(frozen=True)
 class Waits:
-    """The seconds for which a process's threads waited, and what the kernel counts beside."""
+    """The seconds for which a process's threads waited, and what else the kernel counts."""
 
     seconds: float  #: of the interval
     waited: float | None  #: of all threads together; None: threads began and ended meanwhile
     ran: float = 0.0  #: of all threads that may run on `cpus` alone, together
-    cpus: CpuSet = frozenset()  #: on which those may run that waited
+    cpus: CpuSet = frozenset()  #: on which the waiting threads may run
     elsewhere: CpuSet = frozenset()  #: the other CPUs that are online
-    throttled: float = 0.0  #: of its cgroup, or the one above that was for longest, over CPUs
+    throttled: float = 0.0  #: of its cgroup or of one above, the longest, over CPUs
     used_up: float = 0.0  #: the part of the limit's periods in which its cgroup used it up
     limited: str | None = None  #: the folder of the cgroup with the limit
-    stolen: float = 0.0  #: by the hypervisor, of these CPUs, whoever ran there
+    stolen: float = 0.0  #: from these CPUs by the hypervisor, whichever process ran
     runners: Sequence[Runner] = ()  #: that ran there meanwhile, the longest first
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: by tid, of those measured
-    is_bound_to_one: bool = False  #: those that waited may run on one CPU of several
+    is_bound_to_one: bool = False  #: the waiting threads may run on one CPU, others on more
 
     @property
     def others(self) -> Sequence[Runner]:
@@ -59,7 +59,7 @@ class Waits:
         """The fact that explains the wait; None: it hardly waited, or none does."""
         if self.waited is None or self.waited < NOTABLE * self.seconds:
             return None
-        # Without the others, too, the process would have run no longer than its limit.
+        # Even alone the process would have run no longer than its limit.
         if self.used_up >= MOSTLY or self.throttled >= MOSTLY * self.waited:
             return THROTTLED
         ran_by_job = self.ran + sum(it.ran for it in self.runners if it.kind == OWN_THREADS)
@@ -99,11 +99,10 @@ def remedy(waits: Waits, scheduler: str | None, bound_by: str | None = None) -> 
         owner = f" of {other.owner}" if other.owner else ""
         names.append(f"{other.name} (process {other.pid}{owner})")
     confine = _confine(waits, waits.others[0], scheduler)
-    return f"on its CPUs ran {', '.join(names)}: {confine}"
+    return f"on its CPUs there also ran {', '.join(names)}: {confine}"
 
 
 def _confine(waits: Waits, other: Runner, scheduler: str | None) -> str:
-    """Return how another process is kept off a process's CPUs."""
     if other.kind == SYSTEM:
         return (
             "keep a service off with CPUAffinity= in its unit, and ranks off its CPUs with "

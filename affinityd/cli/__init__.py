@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     Raises SystemExit for bad usage that argparse finds.
     """
     if argv and argv[0].startswith("-") and "--" in argv:
-        argv = ["exec", *argv]  # `affinityd -- CMD`: a job must not die of a word
+        argv = ["exec", *argv]  # `affinityd -- CMD` means exec: a job must not fail for a word
     name = _command(argv[0] if argv else "")
     try:
         command = _import(name)
@@ -78,7 +78,7 @@ def _import(name: str) -> ModuleType:
     """Import a command. Raises ImportError if a file of it cannot be read."""
     try:
         return import_module(f"affinityd.cli.commands.{name}")
-    except OSError as error:  # which `entry` would take for one of stdout
+    except OSError as error:  # `entry` would take it for an error of stdout
         raise ImportError(f"{name} cannot be imported: {error}") from error
 
 
@@ -87,7 +87,7 @@ def entry() -> None:
     if sys.argv[1:2] == ["serve"]:
         from affinityd import daemon  # noqa: PLC0415 - only the daemon needs it
 
-        daemon.hold_signals()  # until there is a handler for them
+        daemon.hold_signals()  # until handlers for them are set
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -95,7 +95,7 @@ def entry() -> None:
         code = main(sys.argv[1:])
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader, as head(1), has ended
+    except BrokenPipeError:  # the reader, like head(1), has ended
         give_up_stdout()
         code = 0
     except OSError as error:
@@ -108,7 +108,7 @@ def entry() -> None:
 
 
 def _command(word: str) -> str:
-    """Return the name of the command. Raises SystemExit for --help and for a word that is none."""
+    """Return the name of the command. Raises SystemExit for --help and for an unknown command."""
     if word in {"-V", "--version"}:
         return "version"
     if word in COMMANDS:

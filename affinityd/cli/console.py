@@ -12,7 +12,7 @@ TROUBLE = 2  #: exit code of every error, of commands whose 1 is an answer
 
 
 def give_up_stdout() -> None:
-    """Point stdout at /dev/null: Python would write its buffer at exit."""
+    """Point stdout at /dev/null: else Python would write its buffer at exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -26,8 +26,8 @@ def say(text: str) -> None:
     if sys.stderr is not None:
         try:
             sys.stderr.write(f"{one_line(text)}\n")
-        except OSError:  # no reader: that must not be the end of what goes on beside it,
-            sys.stderr = None  # nor be tried again when Python ends
+        except OSError:  # no reader: the command goes on without this line,
+            sys.stderr = None  # and Python must not write it at its end
 
 
 def wants_color() -> bool:

@@ -91,7 +91,7 @@ class ProcessPlanner:
     context: Callable[[Stat], ProcessContext] = field(default_factory=_cached_contexts)
 
     def cpuset(self, stat: Stat) -> CpuSet:
-        """Return the cpuset of a process, for its mask may be wrong; else every online CPU."""
+        """Return a process's cpuset, since its mask may be wrong; unknown: every online CPU."""
         return self.context(stat).cpuset or self.node.topology.online
 
     def _variables(self, process: ProcessContext) -> dict[str, str]:
@@ -142,7 +142,7 @@ class ProcessPlanner:
         except BoundError:
             if self.divides:
                 raise
-        # Whether it is near is no question of what bound it.
+        # What bound the process does not matter for whether it is near.
         task = replace(task, bound=None, slurm=replace(slurm, masks=()))
         request = request._replace(task=task)
         return local_plan.plan_request(self.node, request, caller)
@@ -183,8 +183,8 @@ class UsedGpus:
 def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> UsedGpus:
     """Return the GPUs of a process and its descendants, as a launcher's ranks have them.
 
-    Unless the user has named them, the driver is asked, and counts where the environment names
-    others, or all. Raises AffinityError if there is no plan for the process itself.
+    Unless the user has named GPUs, the driver is asked. Its answer counts where the environment
+    names other GPUs, or all. Raises AffinityError if there is no plan for the process itself.
     """
     held = GpuHolders()
     if planner.node.replayed:
@@ -202,7 +202,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     by_driver = bool(remarks)
     unclear = set()
     for pid, gpus in used.items():
-        # Whether the GPUs are all near the same CPUs: then it is no matter which it uses.
+        # One element: all GPUs are near the same CPUs, and it does not matter which one it uses.
         places = {near_nodes(planner.node.topology, gpu) for gpu in gpus_of(gpus.reply.ranks)}
         if is_named or gpus.is_named or len(places) <= 1:
             continue
@@ -232,7 +232,7 @@ class FoundGpus:
 def _gpus_of_process(
     planner: ProcessPlanner, stat: Stat, keys: Collection[tuple[str, int]]
 ) -> FoundGpus:
-    """Return the GPUs that the environment of a process names, by the driver those with these keys.
+    """Return the GPUs of a process by its environment; the driver says that it uses `keys`.
 
     Raises AffinityError where neither names one.
     """
@@ -254,7 +254,7 @@ def _gpus_of_process(
     if planned:
         remark = (
             f"its environment names {_names(planner, planned)}, and by the driver it uses "
-            f"{by_driver}: the driver's counts"
+            f"{by_driver}: the driver's answer counts"
         )
     return FoundGpus(reply, reply.ranks, is_named, remark)
 

@@ -34,7 +34,7 @@ UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
 def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
     """Return the mask of this process if affinityd has pinned it before, for the same task.
 
-    With parameters of a plan, `chosen`, it is planned anew, but GPUs are not chosen twice.
+    If `chosen` has parameters of a plan, the process is planned anew; GPUs are never chosen twice.
     """
     chooses_gpus = chosen.keys() <= {"choose", "gpus_per_rank"}
     is_kept = not chosen or (chooses_gpus and GPUS in os.environ)
@@ -56,10 +56,10 @@ def apply_plan(
 ) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
     """Apply a plan to the calling thread, and to the environment of its children.
 
-    `chosen` are the parameters of the plan; the others are as for `add_to_pin`. `starts_ranks`: it
-    is no rank, and its ranks would inherit its locality. Returns the mask as read back, the memory
-    policy as there, and remarks. Raises ApplyError where the kernel refuses all of its CPUs, and
-    where nothing says which CPUs are near.
+    `chosen` are the parameters of the plan; the others are as for `add_to_pin`. `starts_ranks`: the
+    process is a launcher, whose ranks would inherit its locality. Returns the mask and the memory
+    policy as read back, and remarks. Raises ApplyError where the kernel refuses all CPUs of the
+    plan, and where nothing says which CPUs are near.
     """
     if plan.locality == "unknown":
         raise ApplyError(UNKNOWN_PLACE)
@@ -73,7 +73,7 @@ def apply_plan(
         os.environ[GPUS] = format_list(plan.gpus)
         task = environment.task_of(os.environ)
     os.environ[PINNED_FOR] = task
-    # Also where nothing was narrowed: a mask that no longer equals it is planned on anew.
+    # Set also where nothing was narrowed: a mask that differs from it later is planned anew.
     os.environ[CPULIST] = format_list(cpus)
     os.environ[ALLOWED] = format_list(plan.allowed)
     os.environ[LOCALITY] = plan.locality
@@ -89,8 +89,9 @@ def add_to_pin(
 ) -> tuple[MemoryPolicy | None, list[str]]:
     """Set the memory policy of this process, and tell `libraries` their NICs; the mask stays.
 
-    None: the plan's nodes are left to the kernel. `variables` are AFFINITYD_*. Returns the policy
-    as read back, and what was refused, a line each. Raises ApplyError for an unknown place.
+    `policy` None: the kernel chooses the plan's nodes. `variables` are AFFINITYD_*. Returns the
+    policy as read back, and a line for each thing that was refused. Raises ApplyError if the place
+    of the GPU is not known.
     """
     memory = None
     lines = []
@@ -99,7 +100,7 @@ def add_to_pin(
             raise ApplyError(UNKNOWN_PLACE)
         from affinityd.linux.memory_policy import set_policy  # noqa: PLC0415 - few ask for one
 
-        # Memory that is interleaved is all ranks': near to each of their GPUs in turn.
+        # Interleaved memory is for all ranks: it lies near each of their GPUs in turn.
         visible = plan.visible_memory if policy == "interleave" else frozenset()
         memory = set_policy(policy, visible or plan.memory_nodes)
         lines += [f"memory: {refusal}" for refusal in memory.refusals]
@@ -136,8 +137,8 @@ def export_observed(plan: ProcessPlan) -> None:
 def set_own_mask(cpus: CpuSet) -> CpuSet:
     """Set the mask of the calling thread, and return it as read back, sched_setaffinity(2).
 
-    The kernel removes CPUs that the cpuset does not allow. A mask that is so already is not set: it
-    goes on to follow its cpuset when that grows. Raises ApplyError if no CPU is left.
+    The kernel removes CPUs that the cpuset does not allow. A mask that is so already is not set, so
+    that it still follows its cpuset when that grows. Raises ApplyError if no CPU is left.
     """
     mask = frozenset(os.sched_getaffinity(0))
     if mask == cpus:

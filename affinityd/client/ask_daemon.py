@@ -33,9 +33,10 @@ from affinityd.text import one_line, quote
 T = TypeVar("T")
 
 TIMEOUT = 1.0  #: seconds that asking a daemon may take by default
-READING = 5  #: times as long may it take to read the machine without one
+READING = 5  #: how many times as long the machine may be read without a daemon
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
-#: No process can listen there; None: a path that is too long for a socket, a host that is a name.
+#: Errors by which no process can listen there. None: the path is too long for a socket, or the host
+#: is a name.
 ABSENT = {
     errno.ENOENT,
     errno.ENOTDIR,
@@ -53,10 +54,10 @@ def find_plan(
 ) -> ProcessPlan:
     """Return the plan of the process that the query is about; times as for `within`.
 
-    If it `forks`, as a process of one thread may, a child reads the machine's files: execve(2)
-    waits for threads that the kernel holds. Else call it `within`. Raises AffinityError.
+    With `forks`, for a process of one thread, a child reads the machine's files: execve(2) would
+    wait for a thread that the kernel holds. Otherwise call this in `within`. Raises AffinityError.
     """
-    trouble = None  # of the first daemon: the second had no time
+    trouble = None  # why the first daemon failed: the second had no time left
     for path in sockets:
         try:
             return read_plan(ask_plan(path, query, start + timeout))
@@ -136,8 +137,8 @@ def fetch(
 ) -> str:
     """Return a daemon's answer at a path, of at most `most` bytes, by a time of time.monotonic.
 
-    Raises NoDaemonError where no process listens, DaemonError if the server is too slow, fails, or
-    is no affinityd, and that of `refusals` with which the daemon refuses the request.
+    Raises NoDaemonError where no process listens; DaemonError if the server is too slow, fails, or
+    is no affinityd; and the error of `refusals` by which the daemon refuses.
     """
     try:
         with connect(address, deadline) as connection:
@@ -195,7 +196,7 @@ def _connect_once(address: str, timeout: float) -> socket.socket:
 
 
 def get(connection: socket.socket, target: str, deadline: float, most: int = MAX_ANSWER) -> bytes:
-    """Return all data of the server, little more than `most` bytes. Raises OSError, as connect."""
+    """Return what the server sends; stop soon after `most` bytes. Raises OSError, as connect."""
     connection.settimeout(_left(deadline))
     # Refusals come as a line of text.
     fields = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"
@@ -234,8 +235,7 @@ def _left(deadline: float) -> float:
 
 
 def _percent_encoded(text: str) -> str:
-    """Return a value as a query has it, RFC 3986."""
-    data = text.encode(errors="surrogatepass")  # what is not text the daemon refuses
+    data = text.encode(errors="surrogatepass")  # the daemon refuses what is not text
     plain = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:"
     encoded = ""
     for byte in data:

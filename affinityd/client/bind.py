@@ -126,7 +126,7 @@ def bind(
     try:
         libraries = nics if nics is None or isinstance(nics, str) else ",".join(nics)
         binding = bind_process(texts(chosen), memory, timeout, libraries)
-    except Exception as error:  # nor may a bug here end a job
+    except Exception as error:  # a bug here must not end a job
         if fail_closed:
             raise
         reason = str(error) if isinstance(error, AffinityError) else repr(error)

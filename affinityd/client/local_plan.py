@@ -71,13 +71,13 @@ def published_node(published: str) -> Node:
 
     Raises OSError; ValueError if it is no node, or another machine's beside a default socket.
     """
-    if not os.path.exists(published):  # as a rule: no module is imported for that
+    if not os.path.exists(published):  # the usual case: it needs no import
         raise FileNotFoundError("No such file or directory")
     from pathlib import Path
 
     from affinityd.topology.document import read_node
 
-    path = Path(published)  # two of them are equal, however many slashes a setting has
+    path = Path(published)  # equal paths compare equal, however many slashes a setting has
     node = read_node(path)
     usual = (Path(socket).parent for socket in (config.SYSTEM_SOCKET, config.default_socket()))
     if node.replayed and path.parent in usual:

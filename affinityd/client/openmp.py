@@ -20,7 +20,7 @@ RUNTIMES = ("libgomp", "libiomp5", "libomp")
 
 
 def library(*names: str) -> str | None:
-    """Return the path of a library of this process whose name begins so; None: it has none."""
+    """Return the path of a library of this process by the start of its name; None: none."""
     for line in (content("/proc/self/maps") or b"").decode(errors="replace").split("\n"):
         _, slash, path = line.partition("/")
         if path.rpartition("/")[2].startswith(names):
@@ -31,7 +31,7 @@ def library(*names: str) -> str | None:
 def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
     """Return the CPUs that this process had before a runtime bound its main thread to this mask.
 
-    If none did, that is the mask; else the CPUs of the parent that the cpuset allows. Raises
+    If no runtime did, return the mask; else the CPUs of the parent that the cpuset allows. Raises
     ApplyError where a launcher may have bound the process: the parent has more CPUs then.
     """
     names = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -44,7 +44,7 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
     before &= cpuset or before
     if mask >= before:
         return mask
-    # torchrun and its like bind no rank by themselves.
+    # torchrun and similar launchers do not bind ranks.
     if any(name in environ and name != LOCAL_RANK for name in LAUNCHERS):
         raise ApplyError(
             f"OpenMP ({variables[0]}) has bound the main thread to {several('CPU', mask)}, and "
@@ -57,7 +57,8 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
 def pool_size(threads: int, cpus: int) -> int:
     """Return how many threads a library has in its pool, or will have; 0: unknown, or none.
 
-    libgomp says it. Else `threads`, those of this process, are a pool if there are as many as CPUs.
+    libgomp says it. Else `threads`, those of this process, are a pool if they are as many as its
+    CPUs.
     """
     size = 0
     # Libraries that start a thread for each CPU that they find.

@@ -1,6 +1,6 @@
 """The facts of a process: its environment, GPUs, launcher and CPU limit, and its query for a plan.
 
-They are read once, by every client alike; `request/task.py` says what they mean.
+They are read once, in the same way by every client; `request/task.py` says what they mean.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from affinityd.text import quote
 if TYPE_CHECKING:
     from affinityd.linux.processes import Stat
 
-#: GPUs' files, the first that there are: how `granted` names them, their paths below /dev without
-#: the number, and where several vendors have the same, those in /sys/class, and the PCI vendor.
+#: The device files of GPUs; the first of these that exist count. Each has the name in `granted`,
+#: the path below /dev without the number, and, where several vendors use the same path, the one in
+#: /sys/class and the PCI vendor.
 GPU_DEVICE_FILES = (
     ("minor", "nvidia", None, None),
     ("davinci", "davinci", None, None),
@@ -45,7 +46,7 @@ class ProcessContext:
     """A process: its environment, and the devices and CPUs it may use.
 
     `environ` is None if it cannot be read, as of another user. `devices` are the request's
-    `granted`; None: it has no device files of GPUs. `cpu_limit` is its container's, if known.
+    `granted`; None: it has no device files of GPUs. `cpu_limit` is that of its container, if known.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class ProcessContext:
         """Return the context of this process. Raises ApplyError if its devices are unknown."""
         environ: Mapping[str, str] = os.environ
         cgroups = Cgroups.of(os.getpid())
-        asked = cgroups.container_limit()  # that of a service or a login is no demand
+        asked = cgroups.container_limit()  # the limit of a service or a login is no demand
         if asked is not None and not {environment.SLURM_JOB, JOB_CPUS} & environ.keys():
             environ = {**environ, JOB_CPUS: f"{asked}"}
         return cls(os.getpid(), os.getppid(), environ, _devices(), cgroups.cpu_limit())
@@ -87,7 +88,7 @@ class ProcessContext:
         return local_rank(self.environ or {})
 
     def is_bound(self, cpus: CpuSet) -> bool:
-        """Return whether its launcher has bound it to these CPUs, and has more; not for srun."""
+        """Return whether its launcher bound it to these CPUs and has more itself; not for srun."""
         rank = self.rank
         if rank is None or rank.variable == environment.SLURM_TASK:
             return False
@@ -124,7 +125,7 @@ class ProcessContext:
         sent: dict[str, str | None] = {**environ, **self._numberings(environ)}
         known = {name: text for name, text in sent.items() if text is not None}
         is_choice = "choose" in chosen or ("gpus" not in chosen and environment.chooses_gpu(known))
-        if "cpuset" in chosen:  # which is a choice, and no limit
+        if "cpuset" in chosen:  # the cpuset is a choice then, and no limit
             sent |= {environment.SLICE: None, environment.ALLOWED: None}
         else:
             sent |= self._limits(environ, cpus, is_choice=is_choice)
@@ -136,7 +137,7 @@ class ProcessContext:
     def _limits(
         self, environ: Mapping[str, str], cpus: CpuSet, *, is_choice: bool
     ) -> Mapping[str, str | None]:
-        """Return the variables of the CPUs that it is limited to; None: such a one is not sent."""
+        """Return the variables of the CPUs that limit it; a variable with None is not sent."""
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_pinned = limit != cpus
         if is_pinned:  # the cpuset may have shrunk since that pin, or be another one
@@ -154,12 +155,12 @@ class ProcessContext:
         return {environment.SLICE: narrowed, environment.ALLOWED: format_list(limit)}
 
     def _check_list(self) -> None:
-        """Raise InvalidRequestError if the visible GPUs may be of this rank of several alone."""
+        """Raise InvalidRequestError if each rank may have another list of visible GPUs."""
         rank = self.rank
         own = self.environ or {}
         is_lone = rank is None or environment.is_alone(own, rank)
         if rank is None or is_lone or rank.variable == environment.SLURM_TASK:
-            return  # srun's launcher is root's, and sets them for each task
+            return  # srun's launcher runs as root, and sets the list for each task
         _, above = self.launcher
         here = None if self.devices is None else self.devices.count(",") + 1
         for name in environment.VISIBLE_NAMES:
@@ -174,14 +175,14 @@ class ProcessContext:
                 )
 
     def _numberings(self, environ: Mapping[str, str]) -> Mapping[str, str | None]:
-        """Return the variables of how it counts GPUs and ranks; None: such a one is not sent."""
+        """Return the variables by which it counts GPUs and ranks; one with None is not sent."""
         facts: dict[str, str | None] = {environment.MPS_PIPE: None}
         own = self.environ or {}
         if own.get(environment.PINNED_FOR) != environment.task_of(own):
             facts[environment.GPUS] = None  # they were chosen for another task
         user = os.geteuid()
         if self.root:
-            facts[config.CHOOSE_GPU] = None  # it runs, and has made its choice
+            facts[config.CHOOSE_GPU] = None  # the process runs, and has made its choice
             status = _status(f"/proc/{self.pid}")
             if status is not None:
                 user = status.st_uid
@@ -196,24 +197,24 @@ class ProcessContext:
         launchers = environ.keys() & environment.LAUNCHERS.keys()
         is_lone_worker = environ.get("LOCAL_WORLD_SIZE") == "1"
         if launchers <= {environment.LOCAL_RANK} and not is_lone_worker:
-            facts[environment.TORCHRUN] = None  # it does not count there, and 0.2 refuses it
+            facts[environment.TORCHRUN] = None  # it does not count there; 0.2 refuses it
         return facts
 
     @property
     def root(self) -> str:
-        """What its paths begin with here; "" for this process."""
+        """The root of its paths, seen from here; "" for this process."""
         return "" if self.pid == os.getpid() else f"/proc/{self.pid}/root"
 
 
 def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping[str, str] | None]:
     """Return the launcher of a process with this parent and environment, and its environment.
 
-    It is the nearest ancestor that has not the same rank: a script of the rank has. 0: not known;
-    None: not readable.
+    The launcher is the nearest ancestor with another rank: a script of the rank has the same one.
+    0: not known; None: not readable.
     """
     of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
     pid = parent
-    for _ in range(8):  # at most so many processes, as shells, are between
+    for _ in range(8):  # at most so many processes, such as shells, are between
         above = _read_soon(pid)
         if above is None or of_rank.isdisjoint(above.items()):
             return pid, above
@@ -231,7 +232,7 @@ def _read_soon(pid: int) -> Mapping[str, str] | None:
 
 
 def _devices(dev: str = "/dev") -> str | None:
-    """Return as `granted_gpus`. Raises ApplyError, which names the file, for its OSError."""
+    """Return as `granted_gpus`. Raises ApplyError, with the file's name, instead of OSError."""
     try:
         return granted_gpus(dev)
     except OSError as error:
@@ -241,8 +242,9 @@ def _devices(dev: str = "/dev") -> str | None:
 def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     """Return the request's `granted`, by GPU_DEVICE_FILES; None if no device files show it.
 
-    access(2) honors the device cgroup and opens nothing. NVIDIA's files of which none may be opened
-    are "none"; others may also be closed to a user that is in no group of theirs. Raises OSError.
+    access(2) honors the device cgroup and opens nothing. If the process may open none of NVIDIA's
+    files, the answer is "none"; files of other vendors may also be closed to users outside their
+    group. Raises OSError.
     """
     for kind, files, of_class, vendor in GPU_DEVICE_FILES:
         folder, _, prefix = f"{dev}/{files}".rpartition("/")
@@ -265,7 +267,7 @@ def may_open(path: str) -> bool:
 
 
 def _is_listed(environ: Mapping[str, str], root: str) -> bool:
-    """Return whether NVIDIA_VISIBLE_DEVICES is a container's, and lists GPUs."""
+    """Return whether NVIDIA_VISIBLE_DEVICES lists the GPUs of a container."""
     listed = environ.get(environment.NVIDIA_VISIBLE, "")
     if not listed[:1].isdigit() and not listed.startswith(("GPU-", "MIG-")):
         return False
@@ -276,9 +278,10 @@ def _is_listed(environ: Mapping[str, str], root: str) -> bool:
 def mps_daemon(
     environ: Mapping[str, str], root: str = "", user: int = 0
 ) -> Mapping[str, str] | None:
-    """Return the environment of the MPS daemon of a process of a user; None: there is no daemon.
+    """Return the environment of the MPS daemon that a user's process uses; None: there is none.
 
-    Only the daemons of root and of the user count. Other users cannot read the list of root's.
+    Only the daemons of root and of the user count. Other users cannot read the list of root's
+    daemon.
     """
     name = "nvidia-cuda-mps-control"
     folder = root + (environ.get(environment.MPS_PIPE) or "/tmp/nvidia-mps")  # noqa: S108
@@ -298,8 +301,7 @@ def mps_daemon(
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Return the status of a file, or of a link; None where it cannot be read."""
     try:
         return os.lstat(path)
-    except (OSError, ValueError):  # the latter for a NUL
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return None

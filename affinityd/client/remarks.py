@@ -12,11 +12,11 @@ from affinityd.request.environment import Rank
 from affinityd.request.process_plan import ProcessPlan
 from affinityd.text import count
 
-#: Remarks on a plan's warnings; the others follow from the question, or are reported anyway.
+#: Remarks on a plan's warnings. Other warnings follow from the request, or are reported anyway.
 REMARKS = {
     "visible_cut": (
         "not all of the visible devices are here, and the driver ends the list before the first "
-        "that is not"
+        "missing one"
     ),
     "slow_cores": "all cores of this rank are of a slower kind than others that it may use",
     "share_unavailable": "too few cores for a block for each GPU: only this job's GPUs divide them",
@@ -50,10 +50,10 @@ def remarks(
     *,
     starts_ranks: bool = False,
 ) -> Iterator[str]:
-    """Yield what is not as the user may expect of a process that was pinned to these CPUs."""
+    """Yield what may surprise the user of a process that was pinned to these CPUs."""
     rank = process.rank
     is_alone = rank is None or environment.is_alone(process.environ or {}, rank)
-    # A process that named its GPUs knows them, and each rank would repeat it.
+    # A process that named its GPUs knows them, and each rank would repeat the line.
     sees_several = len(plan.gpus) > 1 and len(plan.nodes) > 1 and "gpus" not in chosen
     if is_alone and sees_several and not starts_ranks:
         gpus, nodes = several("GPU", plan.gpus), several("node", plan.nodes)
@@ -117,11 +117,11 @@ def _few_cpus(plan: ProcessPlan, process: ProcessContext) -> Iterator[str]:
             )
     if sharing > 1 and given == 1:
         cpu = format_list(plan.allowed)
-        yield f"{sharing} ranks of this node have CPU {cpu} alone, together: give each its own"
+        yield f"{sharing} ranks of this node have CPU {cpu} and no other: give each its own"
 
 
 def unbinding(rank: Rank) -> str:
-    """Return how a rank's launcher is told not to bind it."""
+    """Return how to tell a rank's launcher not to bind it."""
     return environment.UNBINDING.get(rank.variable, "another launch")
 
 
@@ -133,4 +133,4 @@ def rebinding() -> Iterator[str]:
         name, _, off = switch.partition("=")
         if value not in binds_nothing and os.environ.get(name, "").lower() != off:
             shown = f"{variable}={os.environ[variable]}"
-            yield f"{shown} binds threads anew afterwards; to end that: {switch}"
+            yield f"{shown} binds threads anew after this pin; to end that: {switch}"

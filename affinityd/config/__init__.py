@@ -1,10 +1,11 @@
 """The settings file, AFFINITYD_* variables, where a daemon's socket is, and the switch.
 
 The file, /etc/affinityd.conf, has lines NAME=value, comments after # or ;, and nothing else; a pair
-of quotes around a value is taken off. So `read_settings` in kubernetes/files/pinning.sh reads it,
-and systemd's EnvironmentFile= can. The switch is AFFINITYD=on|observe|off: whether plans are
-applied. A job's environment, the settings file and the daemon may each set it; the least of them
-counts. `slurm/task_prolog.sh` and `kubernetes/run.sh` read the same words.
+of quotes around a value is removed. In this form `read_settings` in kubernetes/files/pinning.sh
+reads it, and systemd's EnvironmentFile= can. The switch is AFFINITYD=on|observe|off: whether plans
+are applied. A job's environment, the settings file and the daemon may each set it; off counts
+before observe, and observe before on. `slurm/task_prolog.sh` and `kubernetes/run.sh` read the same
+words.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ GPU_ORDER = f"{PREFIX}GPU_ORDER"  #: which GPU each rank uses, where affinityd d
 BLANKS = " \t\r\v\f"  #: around a line, a name and a value
 
 SWITCH = "AFFINITYD"
-OFF = "off"  #: nothing is touched
+OFF = "off"  #: no process is changed
 OBSERVE = "observe"  #: no mask is changed; the plan is in the environment, and the daemon counts it
 ON = "on"
-SWITCHES = (OFF, OBSERVE, ON)  #: from the least
+SWITCHES = (OFF, OBSERVE, ON)  #: off counts first
 
 YES = ("true", "1", "yes", "on")  #: of a variable that is yes or no
 _SWITCH_WORDS = {
@@ -103,7 +104,7 @@ def plan_parameters(
 ) -> dict[str, str]:
     """Return the parameters of a plan, and the variables about it that are no parameters.
 
-    The parameters are those of the options, else of AFFINITYD_* variables.
+    A parameter is taken from the options, else from its AFFINITYD_* variable.
     """
     options = options or {}
     chosen = {}
@@ -117,12 +118,12 @@ def plan_parameters(
 
 
 def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the AFFINITYD that counts here: the least of the environment's and the file's.
+    """Return the switch that counts here: the least of the environment's and the file's.
 
     Raises InvalidRequestError for another word, or a file that cannot be read.
     """
     switch = read_switch(environ.get(SWITCH, ""))
-    if switch == OFF:  # no file can change that
+    if switch == OFF:  # the file cannot change that
         return switch
     name = path(environ)
     of_site = read_file(name).get(SWITCH, "")
@@ -143,7 +144,7 @@ def read_switch_or_off(text: str) -> str:
 
 
 def least_switch(*switches: str) -> str:
-    """Return the switch that counts of several."""
+    """Return the one of several switches that counts."""
     return min(switches, key=SWITCHES.index)
 
 

@@ -1,4 +1,4 @@
-"""What 0.2 had and 0.3 has not. Commands and options are refused, variables are warned of.
+"""What 0.2 had and 0.3 has not. Commands and options are refused; variables cause a warning.
 
 The variables go from here with 0.4.
 """
@@ -12,7 +12,7 @@ from affinityd import config
 
 MEASURING = "examples/loader_ab.py and docs/training.md, Does it help here?, say how to measure"
 TO_PIN = (
-    "the daemon changes nothing that runs; affinityd audit names the processes that run far from "
+    "the daemon changes no running process; affinityd audit names the processes that run far from "
     "their GPUs, and affinityd pin --tree PID pins one"
 )
 SWITCHES_REMEDY = "docs/exec.md has the switch of each binder"
@@ -22,7 +22,7 @@ REMOVED_COMMANDS: Mapping[str, str] = {
     "serve --enforce": TO_PIN,
     "serve --enforce-policy": TO_PIN,
     "measure": MEASURING,
-    "top": "affinityd audit --watch says how the node is, and the daemon's page shows it",
+    "top": "affinityd audit --watch shows the node's state, and so does the daemon's page",
     "slurm check": "affinityd slurm gres-conf --diff compares; affinityd audit names far jobs",
     "audit --measured": MEASURING,
     "exec --check": SWITCHES_REMEDY,
@@ -37,7 +37,7 @@ VARIABLES: Mapping[str, str] = {
     "AFFINITYD_OWN": f"leave it out; {SWITCHES_REMEDY}",
     "AFFINITYD_MEASURED": f"leave it out; {MEASURING}",
 }
-#: Files that 0.2 read, or was given privileges by: what to do instead.
+#: Files that 0.2 read, or that gave it privileges: what to do instead.
 REMOVED_FILES: Mapping[str, str] = {
     "/etc/affinityd-policy.toml": (
         "it is ignored; remove it: no process is pinned by rules, and one setting holds for all "
@@ -50,7 +50,7 @@ REMOVED_FILES: Mapping[str, str] = {
 
 
 def refusal(command: str) -> str | None:
-    """Return the line about a command, or a command and its option; None: it was never there."""
+    """Return the line about a removed command or option; None: this was never one."""
     instead = REMOVED_COMMANDS.get(command)
     if instead is None:
         return None

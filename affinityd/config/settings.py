@@ -46,7 +46,7 @@ def unless(word: str, reader: Reader) -> Reader:
 
 def node_name(text: str) -> str:
     """Read the name of a node."""
-    most = 253  # characters of a DNS name, RFC 1035, and so of a node of Kubernetes
+    most = 253  # characters of a DNS name, RFC 1035, and of a Kubernetes node
     if not text.isprintable() or len(text) > most:
         raise ValueError(
             f"{quote(text)} is not a node's name; give a line of {most} characters at most"
@@ -69,7 +69,7 @@ def group(text: str) -> int:
         return number
     try:
         return grp.getgrnam(text).gr_gid
-    except (KeyError, ValueError):  # the latter if it cannot be a name
+    except (KeyError, ValueError):  # ValueError: it cannot be a name
         raise ValueError(
             f"there is no group {quote(text)} here; give a group's name or number"
         ) from None
@@ -106,7 +106,6 @@ def _setting(default: object, metavar: str, text: str, read: Reader = str) -> An
 
 
 def _choice(values: tuple[str, ...], text: str) -> Any:  # noqa: ANN401
-    """Return a setting that is one of several words, by default the first."""
     return _setting(values[0], "|".join(values), text, one_of(*values))
 
 
@@ -116,7 +115,7 @@ class Settings:
 
     root: str = _setting("/", "DIR", "the machine's files: a captured one's folder (default: /)")
     machine: str | None = _setting(
-        None, "NAME|FILE.json", "a built-in machine instead: {machines}; or one of such a file"
+        None, "NAME|FILE.json", "a built-in machine instead: {machines}; or the file of another one"
     )
     node_name: str | None = _setting(
         None, "NAME", "the name of this node (default: its host name)", node_name
@@ -124,7 +123,7 @@ class Settings:
     socket: str = _setting(
         "affinityd.sock", "PATH", f"the unix socket (default, as root: {config.SYSTEM_SOCKET})"
     )
-    #: Host and port; None: no TCP. So is the next one.
+    #: Host and port; None: no TCP. The same holds for the next one.
     listen: tuple[str, int] | None = _setting(
         None,
         "HOST:PORT|none",
@@ -196,7 +195,7 @@ class Settings:
         "or all that they have (default: share)",
     )
     log_format: str = _choice(("text", "json"), "the format of log lines (default: text)")
-    switch: str = config.ON  #: AFFINITYD, of the daemon only: its word to clients
+    switch: str = config.ON  #: AFFINITYD of the daemon alone: what it tells clients
 
     @property
     def replays(self) -> bool:
@@ -243,7 +242,7 @@ def load(
             (in_file.get(variable), f"{variable} in {path}"),
         )
         for layer, (text, source) in enumerate(sources):
-            if text and name not in chosen:  # an empty variable is not set
+            if text and name not in chosen:  # an empty variable counts as unset
                 chosen[name] = SettingText(text, source, layer)
     root = chosen.get("root")
     machine = chosen.get("machine")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import signal
 
-#: The signals that the daemon handles, once it can.
+#: The signals that the daemon handles once it has started.
 HELD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 def hold_signals() -> None:
-    """Block signals: then the kernel keeps those for pid 1 too."""
+    """Block signals: then the kernel keeps them, also for pid 1."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
 
 

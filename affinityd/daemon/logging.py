@@ -1,6 +1,6 @@
 """Log lines: one for each record, as text or as JSON, without control characters.
 
-A thread writes them to stdout: a pipe whose reader has stopped, or a full disk, costs lines, but
+A thread writes them to stdout. A pipe whose reader has stopped, or a full disk, loses lines but
 delays no answer.
 """
 
@@ -94,8 +94,8 @@ class LineWriter(QueueListener):
 @contextmanager
 def log_on_stdout(log_format: str) -> Iterator[None]:
     """Send to stdout, as "text" or "json", every log record, warning and exception of a thread."""
-    logging.raiseExceptions = False  # a log that takes no more lines is no reason for others
-    # A client gets its errors as answers; a line for each would let it fill the log.
+    logging.raiseExceptions = False  # a log that cannot be written must not log errors about itself
+    # Clients get their errors as answers; a line for each would let a client fill the log.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.captureWarnings(True)  # noqa: FBT003 - it takes it by position only
     threading.excepthook = sys.unraisablehook = _uncaught
@@ -111,7 +111,7 @@ def log_on_stdout(log_format: str) -> Iterator[None]:
 @contextmanager
 def writing(file: int, log_format: str) -> Iterator[LineQueue]:
     """Yield a handler whose lines, "text" or "json", a thread writes to a file."""
-    # Of the queues only this one bears a finalizer that logs while a line is being put.
+    # Of the queues only this one works when a finalizer logs while a line is being put.
     lines = SimpleQueue[logging.LogRecord]()
     handler = LineQueue(lines)
     writer = LineWriter(lines, file)
@@ -124,7 +124,7 @@ def writing(file: int, log_format: str) -> Iterator[LineQueue]:
 
 
 def _message(record: logging.LogRecord) -> str:
-    return record.getMessage().rstrip()  # Python's warnings end in a line's end
+    return record.getMessage().rstrip()  # Python's warnings end with a line break
 
 
 def _trace(record: logging.LogRecord) -> str:

@@ -46,8 +46,8 @@ def run(
     Raises ListenError where it cannot listen; SystemExit for a fatal error, once it is logged.
     """
     with log_on_stdout(settings.log_format):
-        # With Python's own 5 ms each event of the loop would wait that long for other threads. And
-        # imported modules stay: a full collection need not scan them, 30 ms without an answer.
+        # With Python's own 5 ms each event of the loop would wait that long for other threads.
+        # Imported modules stay, so a full collection need not scan them: 30 ms without an answer.
         sys.setswitchinterval(0.0002)
         gc.freeze()
         gc.enable()
@@ -71,7 +71,7 @@ async def _serve(
     scans: ScanChild | None,
     listeners: Listeners,
 ) -> None:
-    # What is answered from threads is answered one at a time: plans wait for as little as can be.
+    # Threads answer one request at a time, so that plans wait as little as possible.
     to_thread.current_default_thread_limiter().total_tokens = 1
     if scans is None:
         settings = replace(settings, scan_interval=None)
@@ -114,7 +114,7 @@ async def _serve(
 
 
 async def _run(servers: Sequence[Server], works: Iterable[Coroutine[None, None, None]]) -> None:
-    """Serve until the servers are ended, or one of the works fails, whose error is raised."""
+    """Serve until the servers have ended, or one of the tasks fails; raise its error."""
     tasks = [asyncio.ensure_future(work) for work in works]
 
     def end(_task: object) -> None:
@@ -139,7 +139,7 @@ def _take_signals(servers: Sequence[Server], watcher: TopologyWatcher) -> None:
     def read_again(_number: int, _frame: object) -> None:
         loop.call_soon_threadsafe(watcher.want_reading)
 
-    # No handler of the loop's: where that ends, SIGHUP would be the process's end again.
+    # Not a handler of the loop: after the loop's end SIGHUP would end the process again.
     signal.signal(signal.SIGHUP, read_again)
     release_signals()
 

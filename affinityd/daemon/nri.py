@@ -1,7 +1,7 @@
-"""The daemon's NRI plugin, in a thread of its own: no plan waits for a runtime, nor it for a plan.
+"""The daemon's NRI plugin, in a thread of its own: plans and the runtime never wait for each other.
 
-However an adjustment ends, the answer is one with which the container starts. One that was missed
-is tried again while it runs, seldom.
+However an adjustment ends, the answer lets the container start. A container that was missed is
+tried again while it runs, seldom.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from affinityd.topology.model import GpuKey, Topology
 
 log = logging.getLogger(__name__)
 
-KUBELET_SECONDS = 0.4  #: for its answer; the runtime waits 2 s for the plugin's
-FIRST_LOOK = 0.05  #: seconds between two looks whether the machine has been read
+KUBELET_SECONDS = 0.4  #: for kubelet's answer; the runtime waits 2 s for the plugin's
+FIRST_LOOK = 0.05  #: seconds between two checks whether the machine has been read
 FIRST_PAUSE = 1.0  #: seconds between the first two attempts
 LONGEST_PAUSE = 30.0
-SYNCHRONIZE_SECONDS = 1.0  #: for the containers that run; those that are left are tried again
-ATTEMPTS_SECONDS = 0.2  #: for those that are tried again, while the runtime may ask for others
+SYNCHRONIZE_SECONDS = 1.0  #: for running containers; those left over are tried again
+ATTEMPTS_SECONDS = 0.2  #: for missed containers, since the runtime may ask for others meanwhile
 
 #: Outcome → the state of a container with GPUs for which the plugin was asked.
 STATE_OF_OUTCOME: Mapping[Outcome, str] = {
@@ -63,11 +63,11 @@ STATE_OF_OUTCOME: Mapping[Outcome, str] = {
 
 @dataclass
 class Known:
-    """A living container, and what has become of it."""
+    """A living container, and the outcome of its last adjustment."""
 
     pod: Pod
     container: Container
-    adjustment: Adjustment  #: with the cpuset that affinityd gave it, if it did
+    adjustment: Adjustment  #: with the cpuset that affinityd gave it, if any
     is_created: bool  #: the runtime can change it
     pause: float = 0.0  #: seconds between the last two attempts
     is_logged: bool = False  #: why it was missed
@@ -75,25 +75,25 @@ class Known:
 
     @property
     def is_missed(self) -> bool:
-        """Whether it is to be tried again."""
+        """Whether it will be tried again."""
         return self.is_created and self.adjustment.outcome == "unknown"
 
     @property
     def has_others_cpus(self) -> bool:
-        """Whether its cpuset is kubelet's, or another's, as far as is known."""
+        """Whether its cpuset is from kubelet or another program, as far as is known."""
         return bool(self.container.cpus) and not self.adjustment.cpus
 
 
 class NriPlugin:
-    """Adjusts the containers that the runtime creates, whenever there is one."""
+    """Adjusts the containers that the runtime creates, while a runtime is there."""
 
     def __init__(
         self, settings: Settings, service: KnownNode, read_again: Callable[[], object]
     ) -> None:
         """Take the runtime's socket and the rules, and the source of the node.
 
-        `read_again` has the machine read soon: for a GPU that it has not. Raises
-        InvalidRequestError for choices of a namespace that have no meaning.
+        `read_again` has the machine read soon, for a GPU that the node lacks. Raises
+        InvalidRequestError for unknown choices of a namespace.
         """
         self._socket = settings.nri or ""
         self._kubelet = settings.pod_resources
@@ -113,13 +113,13 @@ class NriPlugin:
             verbs=verbs_files,
             without_request=settings.nri_without_request,
         )
-        self.outcomes: Counter[tuple[str, str]] = Counter()  #: by outcome and locality
-        self.is_known = False  #: to the runtime
+        self.outcomes: Counter[tuple[str, str]] = Counter()  #: containers, by outcome and locality
+        self.is_known = False  #: whether the runtime knows the plugin
         self._containers: dict[str, Known] = {}  # by id
-        self._listed: list[tuple[Pod, Container]] = []  # by a Synchronize that goes on
+        self._listed: list[tuple[Pod, Container]] = []  # of a Synchronize that continues
         self._resources: Sequence[ContainerResources] | None = None  # by kubelet, for this request
         self._failure = ""  # of kubelet
-        self._asks_from = 0.0  # when it is asked again
+        self._asks_from = 0.0  # when kubelet is asked again
         self._losses = FailureLog(
             f"no container is adjusted; check that the runtime has NRI on at {self._socket}",
             expected=(OSError, ValueError),
@@ -167,7 +167,7 @@ class NriPlugin:
         containers = GaugeMetricFamily(
             "affinityd_nri_containers",
             "Living containers with GPUs in chosen pods, by the locality of their CPUs and by "
-            "state: pinned by affinityd, kept where kubelet or another had set them, observed, "
+            "state: pinned by affinityd, kept where another program had set them, observed, "
             "left where a change could take the GPU away, missed.",
             labels=("state", "locality"),
         )
@@ -184,7 +184,7 @@ class NriPlugin:
             "Synchronize": self._synchronize,
             "StateChange": self._state_changed,
         }
-        while self._service.known is None:  # the runtime tells at once of what runs
+        while self._service.known is None:  # the runtime tells at once which containers run
             time.sleep(FIRST_LOOK)
         while True:
             began = time.monotonic()
@@ -196,7 +196,7 @@ class NriPlugin:
                     self._losses.forget()
                     self._log_connected()
                 raise ConnectionError("the runtime closed the connection")
-            # A runtime drops a plugin that was late: it is not made to wait at once again.
+            # A runtime drops a plugin that was late: do not make it wait again at once.
             if time.monotonic() - began > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
             else:
@@ -205,7 +205,7 @@ class NriPlugin:
             self._listed = []
             for container, known in [*self._containers.items()]:
                 if known.is_missed:
-                    del self._containers[container]  # the runtime tells of them again
+                    del self._containers[container]  # the runtime will list them again
             time.sleep(pause)
 
     def _log_connected(self) -> None:
@@ -214,7 +214,6 @@ class NriPlugin:
         log.info("NRI at %s: the runtime knows the plugin; namespaces: %s", self._socket, names)
 
     def _create_container(self, request: bytes) -> bytes:
-        """Return a CreateContainerResponse."""
         pod, container = messages.created(request)
         known = Known(pod, container, Adjustment("failed"), is_created=False)
         self._containers[container.id] = known
@@ -234,7 +233,7 @@ class NriPlugin:
         )
 
     def _update_container(self, request: bytes) -> bytes:
-        """Return an UpdateContainerResponse: the CPUs of one that was resized."""
+        """Return an UpdateContainerResponse: the CPUs of a container that was resized."""
         pod, container = messages.updating(request)
         known = self._containers.get(container.id)
         if known is None:
@@ -242,7 +241,7 @@ class NriPlugin:
         before = known.adjustment
         cpus = parse_list(container.cpus)
         if cpus and cpus != before.cpus:
-            known.container = container  # the CPUs to come are another's choice
+            known.container = container  # another program chooses the new CPUs
             if before.outcome in {"pinned", "unknown"}:
                 known.adjustment = Adjustment("kept") if before.cpus else self._adjusted(known)
             return b""
@@ -251,7 +250,7 @@ class NriPlugin:
         if before.outcome != "pinned":
             return b""
         adjustment = self._adjusted(known)
-        if adjustment.outcome == "unknown":  # it is tried again, and has its CPUs until then
+        if adjustment.outcome == "unknown":  # it is tried again, and keeps its CPUs until then
             known.adjustment = replace(adjustment, cpus=before.cpus)
         if adjustment.outcome != "pinned" or adjustment.cpus == before.cpus:
             return b""
@@ -260,7 +259,6 @@ class NriPlugin:
         return messages.updates({container.id: format_list(adjustment.cpus)})
 
     def _stop_container(self, request: bytes) -> bytes:
-        """Return a StopContainerResponse."""
         self._containers.pop(messages.created(request)[1].id, None)
         return b""
 
@@ -270,7 +268,7 @@ class NriPlugin:
         self._listed += listed
         if more:
             return messages.updates({}, more=True)
-        # Those with a cpuset first: which are another's bounds the plans of the rest.
+        # Containers with a cpuset first: the CPUs of other programs bound the plans of the rest.
         with_cpuset = {}
         without_cpuset = {}
         for pod, container in self._listed:
@@ -284,7 +282,7 @@ class NriPlugin:
         return messages.updates(self._place(SYNCHRONIZE_SECONDS))
 
     def _place(self, seconds: float) -> dict[str, str]:
-        """Try containers that run, for so long at most; return the cpusets of some, by id."""
+        """Try running containers, until the time is up; return the cpusets of some, by id."""
         cpusets = {}
         ends = time.monotonic() + seconds
         for known in self._containers.values():
@@ -304,7 +302,7 @@ class NriPlugin:
         return cpusets
 
     def _updates(self) -> tuple[float | None, Mapping[str, bytes]]:
-        """Try missed containers again; return the seconds to the next time or None, and changes."""
+        """Try missed containers; return the seconds to the next time or None, and the changes."""
         cpusets: dict[str, str] = {}
         seconds = self._seconds_until_next()
         if seconds == 0:
@@ -324,7 +322,7 @@ class NriPlugin:
         return max(min(times) - time.monotonic(), 0.0)
 
     def _refused(self, container: str) -> None:
-        """Take that the runtime did not make the change to a container: it is tried again."""
+        """Note that the runtime refused a change to a container: it is tried again."""
         if known := self._containers.get(container):
             known.adjustment = Adjustment("unknown")
             log.warning("the runtime refused CPUs for %s, which is tried again", self._name(known))
@@ -350,7 +348,7 @@ class NriPlugin:
         return f"container {known.pod.namespace}/{known.pod.name}/{known.container.name}"
 
     def _adjusted(self, known: Known, *, runs: bool = False) -> Adjustment:
-        """Return the changes to a container; `runs`: while it runs. Failures are logged once."""
+        """Return the changes to a container; `runs`: it runs already. Failures are logged once."""
         name = self._name(known)
         outcome: Outcome = "unknown"
         try:
@@ -369,15 +367,15 @@ class NriPlugin:
                 if known.pause == LONGEST_PAUSE:  # the machine has been read meanwhile
                     outcome = "unplaced"
                 elif not known.is_logged:
-                    self._read_again()  # maybe of a driver that came after the last reading
+                    self._read_again()  # maybe of a driver that was loaded after the last reading
         if not known.is_logged:
             log.warning("%s is %s", name, why)
         known.is_logged = True
         return Adjustment(outcome)
 
     def _judge(self, known: Known) -> Adjustment:
-        """Return what became of a running container with a cpuset: "pinned" if it is ours."""
-        # Its pod's author cannot set its annotations. One that was placed while it ran has none.
+        """Return the outcome for a running container with a cpuset: "pinned" if it is ours."""
+        # The pod's author cannot set its annotations. A container placed while it ran has none.
         cpus = parse_list(known.container.cpus)
         placed, _, locality = known.container.annotations.get(PLACED_ANNOTATION, "").partition(" ")
         if placed == known.container.cpus:
@@ -391,7 +389,7 @@ class NriPlugin:
     def _plan(
         self, known: Known, within: CpuSet | None, *, runs: bool = False, anyway: bool = False
     ) -> Adjustment:
-        """Return the changes to a container; `anyway`: also if it is not chosen any more."""
+        """Return the changes to a container; `anyway`: also if it is no longer chosen."""
         pod, container = known.pod, known.container
         gpus = granted(container)
         if not gpus and not (self._kubelet and hides_gpus(container)):
@@ -429,21 +427,24 @@ class NriPlugin:
         return asked
 
     def _within(self, known: Known) -> CpuSet | None:
-        """Return the CPUs that a container may be given, its pod's; None: that is not known.
+        """Return the CPUs that a container may be given, its pod's; None: they are not known.
 
-        Of one without a cpuset beside others that have one: these may be kubelet's exclusive CPUs.
-        Raises AffinityError while it is not known whose the cpuset of another one is.
+        If it has no cpuset and others have one, their CPUs may be kubelet's exclusive ones. Raises
+        AffinityError while it is not known which program set the cpuset of another container.
         """
         others = [other for other in self._containers.values() if other.has_others_cpus]
         if others and not known.container.cpus:
             if any(other.adjustment.outcome == "unknown" for other in others):
-                raise AffinityError("it is not known yet whose the cpusets of other containers are")
+                raise AffinityError(
+                    "it is not known yet which program set the cpusets of other containers"
+                )
             return None
         return cpuset_at(known.pod.cgroup)
 
     def _granted_by_kubelet(self, topology: Topology, pod: Pod, container: Container) -> str:
         """Return the GPUs that kubelet gave a container. Raises OSError if it does not answer."""
-        # Asked once a request, and seldom after a failure: it refuses over 100 calls a second.
+        # Asked once for each request, and seldom after a failure: kubelet refuses over 100 calls a
+        # second.
         if self._resources is None and time.monotonic() >= self._asks_from:
             try:
                 answer = pods.list_pods(self._kubelet or "", KUBELET_SECONDS)

@@ -57,7 +57,7 @@ class Scanning:
             COUNTS: f"{dumps(counts)}\n".encode(),
         }
         texts |= {f"{name}{GZIP}": compress(text, 1) for name, text in texts.items()}
-        scan = replace(scan, seconds=since_boot() - scan.boot)  # with the time for the documents
+        scan = replace(scan, seconds=since_boot() - scan.boot)  # with the time for its documents
         self._metrics = audit_metrics.metrics(scan, counts.gpus, self._jobs.scanned(scan))
         texts[METRICS] = generate_latest(self)
         return ScanResult(scan.boot, texts)
@@ -68,7 +68,7 @@ class Scanning:
 
 
 class AuditLog:
-    """Logs a line when a GPU is lost or used from far away, one when that is over; notices once."""
+    """Logs a line when a GPU is lost or used from far away, and when that ends; notices once."""
 
     def __init__(self) -> None:
         self._notices: Recent[str, None] = Recent()
@@ -76,7 +76,7 @@ class AuditLog:
         self._far: set[Place] = set()
 
     def scanned(self, scan: Scan, gpus: Sequence[AuditGpuDocument]) -> None:
-        """Tell of a new scan; `gpus`: of its document of counts."""
+        """Log what a new scan changed; `gpus`: of its document of counts."""
         self._notices.begin(scan.boot)
         for notice in filter(self._notices.is_news, scan.notices):
             log.warning("%s", notice)
@@ -110,9 +110,9 @@ class AuditLog:
 
 
 def by_place(gpus: Iterable[AnyGpu]) -> Iterator[tuple[Place, AnyGpu]]:
-    """Yield each GPU with its PCI address and its number there: one may have several parts.
+    """Yield each GPU with its PCI address and its number there: a GPU may have several parts.
 
-    The index of one that is gone is another's.
+    The index does not do: after a GPU is gone, another one has its index.
     """
     parts: Counter[str] = Counter()
     for gpu in gpus:

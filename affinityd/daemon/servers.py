@@ -1,8 +1,8 @@
 """The daemon's sockets, and uvicorn's servers on them: for the whole API, and for plans only.
 
-Sockets are bound before a server starts, so that errors are reported at once. Another process at
-the unix socket ends the start. One at a TCP address does not, as any user may have started it:
-jobs use the unix socket.
+Sockets are bound before a server starts, so that errors are reported at once. If another process
+listens at the unix socket, the start fails. If one listens at a TCP address, it does not, as any
+user may have started it: jobs use the unix socket.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from affinityd.linux.processes import credentials
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 512  #: connections that wait: clients would not wait for more to be accepted
-CHECK_SECONDS = 2.0  #: how often the socket's file is looked for, with the watcher's checks
+BACKLOG = 512  #: connections that wait: clients would not wait for more
+CHECK_SECONDS = 2.0  #: how often the socket's file is checked, as the watcher checks
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,21 @@ class Listeners:
         return f"on {self.path}{tcp}{plans}"
 
     def is_reachable(self) -> bool:
-        """Whether the path leads here: files under /run are cleaned away, and replaced."""
+        """Whether the path leads here: other programs delete or replace files under /run."""
         try:
             return os.path.samestat(self.path.lstat(), self.file)
         except OSError:
             return False
 
     async def watch(self) -> None:
-        """Never return, and let systemd know that the loop runs, WatchdogSec=.
+        """Never return, and tell systemd that the loop runs, WatchdogSec=.
 
         Raises FatalError when the socket's file is deleted or replaced: no client could connect.
         """
         while self.is_reachable():
             notify("WATCHDOG=1")
             await asyncio.sleep(until_multiple(CHECK_SECONDS))
-        raise FatalError(f"{self.path} is gone, or another process's")
+        raise FatalError(f"{self.path} is gone, or belongs to another process")
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def listening(settings: Settings) -> Iterator[Listeners]:
 def _listen_tcp(
     setting: str, address: tuple[str, int] | None, ports: Collection[int] = ()
 ) -> list[socket.socket]:
-    """Listen at an address of the settings, if that is free; `ports` are taken by this daemon."""
+    """Listen at an address of the settings if it is free; this daemon has taken `ports`."""
     if address is None:
         return []
     host, port = address
@@ -103,7 +103,7 @@ def _listen_tcp(
         line = f"{setting}: {host}:{port}: {error.strerror}; {remedy}"
         if error.errno != errno.EADDRINUSE:
             raise ListenError(line) from None
-    except UnicodeError:  # from a name that can be no host's
+    except UnicodeError:  # a name that no host can have
         raise ListenError(f"{setting}: {host}:{port}: not a host name; {remedy}") from None
     if port in ports:
         raise ListenError(f"{setting}: {host}:{port} is the address of the whole API; {remedy}")
@@ -112,11 +112,10 @@ def _listen_tcp(
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address. Raises OSError; UnicodeError."""
     family, kind, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    # The protocol is named because asyncio sets TCP_NODELAY only where it is.
+    # The protocol is named because asyncio sets TCP_NODELAY only if it is.
     listener = socket.socket(family, kind, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -129,10 +128,10 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Listen on a path that every user can reach. A stale socket is taken over.
+    """Listen on a path that every user can reach. A stale socket is replaced.
 
-    Raises ListenError for a socket of another process, which is named, and for a folder that
-    is not writable.
+    Raises ListenError for a socket of another process, which the message names, and for a folder
+    that is not writable.
     """
     try:
         if not path.parent.exists():
@@ -144,7 +143,7 @@ def listen_unix(path: Path) -> socket.socket:
         path.chmod(0o666)  # the job of every user of the node must reach the daemon
         listener.listen(BACKLOG)
     except OSError as error:
-        cause = error.strerror or error  # a path that is too long has no number
+        cause = error.strerror or error  # the error of a path that is too long has no number
         raise ListenError(f"socket: {path}: {cause}; give another by --socket") from None
     return listener
 
@@ -171,7 +170,7 @@ def _take(path: Path) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
+    """uvicorn's, with the daemon's own signals: it exits with 0, and SIGHUP does not end it."""
 
     def __init__(
         self, app: ASGIApp, sockets: list[socket.socket], connections: Connections
@@ -190,7 +189,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_graceful_shutdown=5,  # seconds, for requests under way at SIGTERM
+                timeout_graceful_shutdown=5,  # seconds, for requests in progress at SIGTERM
             )
         )
 
@@ -201,14 +200,14 @@ class Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Set the Date of answers until the end.
 
-        uvicorn's own looks for the end ten times a second, and each time wakes up an idle CPU.
+        uvicorn's own loop checks for the end ten times a second, and each time wakes an idle CPU.
         """
         while not self.should_exit:
             await self.on_tick(0)
             await pause(self._end, until_multiple(CHECK_SECONDS))
 
     def end(self) -> None:
-        """Answer the pending requests and end. What is late by then is no error."""
+        """Answer the pending requests and end. Requests that take too long are no error."""
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self.should_exit = True
         self._end.set()
@@ -220,7 +219,7 @@ class Server(uvicorn.Server):
 
 
 def raise_file_limit() -> None:
-    """Have as many files as the kernel allows, getrlimit(2)."""
+    """Raise the limit of open files to the kernel's hard limit, getrlimit(2)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # it may not be raised: the limit stays as it is
+    with suppress(OSError, ValueError):  # it may not be raised: the limit stays
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,6 +1,6 @@
 """Discovery: a machine's files and NVML's answers, joined to a Topology.
 
-`cpus`, `pci` and `nics` read kernel folders, `gpus` the vendors' drivers' files, `nvml` calls
+`cpus`, `pci` and `nics` read kernel folders, `gpus` the files of the vendors' drivers, `nvml` calls
 NVIDIA's library. They read only the facts that a plan needs.
 """
 
@@ -34,10 +34,10 @@ NVML_FILE = "nvml.json"
 
 
 def open_tree(root: str, node_name: str | None = None) -> Tree:
-    """Open `/`, or a captured machine's folder, whose name is then the machine's.
+    """Open `/`, or the folder of a captured machine, which has the folder's name.
 
-    `node_name` is the name of the machine in `/`: in a container that of uname(2) is the
-    container's. Raises TreeError where there is no machine.
+    `node_name` is the name of the machine in `/`: in a container uname(2) has the container's.
+    Raises TreeError where there is no machine.
     """
     path = os.path.realpath(root)
     if path == "/":
@@ -45,7 +45,7 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
     if os.path.isfile(path):
         from shlex import quote  # noqa: PLC0415 - few give an archive
 
-        name = os.path.basename(path).partition(".")[0]  # the folder's becomes the machine's
+        name = os.path.basename(path).partition(".")[0]  # the machine is called as the folder
         unpack = f"mkdir {quote(name)} && tar -C {quote(name)} -xf {quote(root)}"
         raise TreeError(f"root {root!r} is no folder; unpack it ({unpack}), and name that folder")
     if not os.path.isdir(f"{path}/{MARK}"):
@@ -70,8 +70,8 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     """Read a machine, once. `nvml`: NVML's report; None: it was not called.
 
     Parts that a tree lacks are missing in the topology, and named in its notices. Raises TreeError
-    if no CPU is found, FailingFileError where a file fails: without it a GPU could seem to be
-    elsewhere, or another one.
+    if no CPU is found, FailingFileError where a file cannot be read: without it a GPU could seem to
+    be elsewhere, or to be another one.
     """
     tree.broken.clear()
     online = cpus.read_online(tree)
@@ -123,8 +123,8 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
 def _check(tree: Tree) -> None:
     """Raise FailingFileError for a file that could not be read.
 
-    Not for those of a port of an RDMA device: it has failed, and counts as down. In a container KFD
-    refuses, with EPERM, the GPUs that are not its own.
+    Not for the files of an RDMA device's port: it has failed, and counts as down. In a container
+    KFD refuses, with EPERM, the GPUs of other containers.
     """
     for path, error in sorted(tree.broken.items()):
         is_port = "/ports/" in path or "/port/" in path

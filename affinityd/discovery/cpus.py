@@ -34,7 +34,7 @@ def read_possible(tree: Tree, online: CpuSet) -> CpuSet:
 
 
 def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tuple[Core, ...]:
-    """Read the online CPUs' cores, ordered by their lowest CPU; one read a core, not a CPU."""
+    """Read the online CPUs' cores, by their lowest CPU; the files of one CPU of each core do."""
     cache_of: dict[int, int] = {}  # CPU → the lowest CPU that shares its last-level cache
     groups: dict[tuple[object, ...], int] = {}  # the shared cache of an LLC group → its lowest CPU
     cores: list[Core] = []
@@ -69,7 +69,7 @@ def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tu
 
 
 def _read_slow(tree: Tree, online: CpuSet) -> CpuSet:
-    """Return the CPUs of a slower kind than others: of Intel's hybrid CPUs, or by cpu_capacity."""
+    """Return the CPUs of the slower kinds: on Intel's hybrid CPUs, or by cpu_capacity."""
     atoms = read_cpus(tree, "sys/devices/cpu_atom/cpus")  # the efficient cores of hybrid CPUs
     if atoms is not None:
         return atoms & online
@@ -85,7 +85,7 @@ def _with_folder(tree: Tree) -> CpuSet:
 
 
 def _sharing_cache(tree: Tree, folder: str) -> CpuSet | None:
-    """Return the CPUs of the highest-level cache that holds data; None if none is described."""
+    """Return the CPUs of the highest-level cache that holds data; None if no cache is described."""
     paths = [f"{folder}/index{index}" for index in numbered(tree, folder, "index")]
     levels = [(read_number(tree, f"{path}/level") or 0, path) for path in paths]
     for _, path in sorted(levels, reverse=True):

@@ -65,7 +65,7 @@ def nvidia_addresses(driver_gpus: Mapping[str, DriverGpu], nvml: NvmlReport | No
 def _by_driver(
     devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu], why: str
 ) -> tuple[list[Gpu], list[str]]:
-    """Return NVIDIA's devices as the driver has them, and notices; `why` NVML does not count."""
+    """Return NVIDIA's GPUs by its driver, and notices; `why`: the reason not to use NVML's list."""
     gpus: list[Gpu] = []
     notices = []
     if devices:
@@ -91,12 +91,12 @@ def _by_driver(
 def _by_nvml(
     listed: Sequence[NvmlGpu], devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu]
 ) -> tuple[list[Gpu], list[str]]:
-    """Join NVML's GPUs and the driver's to the bus's by address, the lost ones by elimination."""
+    """Join the GPUs of NVML and the driver to PCI devices: by address, lost ones by elimination."""
     at = {device.address: device for device in devices}
     device_of = {gpu.index: at[gpu.pci_bus_id] for gpu in listed if gpu.pci_bus_id in at}
     lost = [gpu.index for gpu in listed if gpu.pci_bus_id is None]
     left = [device for device in devices if device not in device_of.values()]
-    # Both are in bus order: where they are equally many, there is one way to pair them.
+    # Both are in bus order: equally many can be paired in one way only.
     if len(lost) == len(left):
         device_of.update(zip(lost, left, strict=True))
         left = []
@@ -133,16 +133,16 @@ KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
 def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
-    """Return AMD's GPUs by KFD's nodes, one for each partition, unlisted ones last, and notices."""
+    """Return AMD's GPUs by KFD's nodes, one for each partition, then unlisted ones; and notices."""
     at = {device.address: device for device in devices}
     kfd_names = ("simd_count", "location_id", "domain", "unique_id", "drm_render_minor")
     found: list[tuple[PciDevice, dict[str, Any]]] = []
     for node in numbered(tree, KFD_NODES, "") if devices else ():
         fields = read_fields(tree, f"{KFD_NODES}/{node}/properties", *kfd_names)
         simds, place, domain, unique_id, minor = (number(fields.get(name)) for name in kfd_names)
-        if simds and place is not None:  # not of CPUs, nor hidden by a device cgroup
-            # A partition's number is in the highest bits, or in place of the function, which
-            # then is none of PCI's: the GPU is function 0.
+        if simds and place is not None:  # no CPU, and not hidden by a device cgroup
+            # A partition's number is in the highest bits, or in place of the function, which then
+            # is no PCI function: the GPU is function 0.
             bus = place >> 8 & 0xFF
             slot = place >> 3 & 0x1F
             function = place & 0x7
@@ -167,7 +167,7 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
     return gpus, notices
 
 
-#: PCI vendor → the name of its GPUs, first in the topology's list; others have their digits.
+#: PCI vendor → the name of its GPUs, in the order of the topology's list; others have their digits.
 VENDORS = {"10de": NVIDIA, "1002": AMD, "19e5": "huawei"}
 
 
@@ -186,7 +186,7 @@ def read_gpus(
         if not is_nvidias and device.base_class not in {ACCELERATOR, DISPLAY}:
             continue
         driver = (tree.link(f"{device.folder}/driver") or "").rpartition("/")[2]
-        # A virtual machine may have a device that vfio-pci drives, or a vendor's variant of it.
+        # A virtual machine may have a device with vfio-pci or a vendor's variant of it.
         is_elsewhere = driver.replace("_", "-").endswith("vfio-pci")
         if not is_elsewhere and (is_nvidias or _computes(device)):
             vendor = NVIDIA if is_nvidias else VENDORS.get(code, code)

@@ -16,7 +16,7 @@ from affinityd.topology.model import Topology
 
 READING_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
 NVIDIA_DRIVER = "proc/driver/nvidia/version"
-#: Differ when a GPU driver came, went or was exchanged.
+#: Files that change when a GPU driver is loaded, unloaded or replaced.
 DRIVERS = (NVIDIA_DRIVER, "sys/class/kfd/kfd/topology/generation_id")
 
 
@@ -26,7 +26,7 @@ class Machine:
     def __init__(
         self, settings: Settings, query_nvml: Callable[[float], NvmlReport] | None = None
     ) -> None:
-        """Open it. `query_nvml` calls NVML, within so many seconds. Raises TreeError."""
+        """Open it. `query_nvml` calls NVML with a time limit in seconds. Raises TreeError."""
         self._query_nvml = query_nvml
         self._shipped = machines.load(settings.machine) if settings.machine else None
         self._tree: Tree | None = (
@@ -34,7 +34,7 @@ class Machine:
         )
         self.report: NvmlReport | None = None  #: NVML's last
         self._answered_by: str | None = None  # the driver's version when NVML last answered
-        #: The file that differs when a CPU comes or goes; None: none does.
+        #: The file that changes when a CPU goes online or offline; None: there is no such file.
         self.online_file = self._tree.root + "sys/devices/system/cpu/online" if self._tree else None
 
     @property
@@ -65,7 +65,7 @@ class Machine:
             self.report = NvmlReport(None, error="NVIDIA's driver is not loaded")
             return
         if self._query_nvml is None:
-            # Imported here: to call NVML takes many modules, and few machines that are read do.
+            # Imported here: calling NVML needs many modules, and few readings call it.
             from affinityd.discovery.nvml.query import query_gpus  # noqa: PLC0415
 
             self._query_nvml = query_gpus

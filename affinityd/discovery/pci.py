@@ -46,13 +46,13 @@ class PciDevice(NamedTuple):
         return None if self.class_code is None else self.class_code >> 8
 
     def as_gpu(self, vendor: str, index: int, **facts: Any) -> Gpu:  # noqa: ANN401 - of Gpu
-        """Return the device as a GPU, with the facts of its driver; its node is not looked for."""
+        """Return the device as a GPU, with the facts of its driver; its node is not looked up."""
         pci_id = f"{self.vendor}:{self.device}" if self.vendor and self.device else None
         return Gpu(index, vendor, self.address, None, pci_id=pci_id, pci_path=self.path, **facts)
 
 
 def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
-    """Read adapters, displays, accelerators and what a driver holds, in bus order."""
+    """Read adapters, displays, accelerators and devices with a GPU driver, in bus order."""
     devices = []
     for address in sorted({*tree.list(DEVICES, is_pci_address), *held}, key=bus_order):
         folder = f"{DEVICES}/{address}"
@@ -60,7 +60,7 @@ def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
         with suppress(ValueError):
             code = int(tree.read(f"{folder}/class") or "", 16) >> 8
         if address in held or (code is not None and code >> 8 in {NETWORK, DISPLAY, ACCELERATOR}):
-            # Of its link only PCI's part: pci0000:17/0000:17:00.0/0000:18:00.0.
+            # The part of its link below PCI: pci0000:17/0000:17:00.0/0000:18:00.0.
             path = (tree.link(folder) or "").split("/")
             while path and not path[0].startswith("pci"):
                 del path[0]
@@ -71,7 +71,7 @@ def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
 
 
 def bus_order(address: str) -> tuple[int, ...]:
-    """Return a PCI address as the numbers it is ordered by; a domain may have over four digits."""
+    """Return a PCI address as numbers to sort by; a domain may have over four digits."""
     return tuple(int(part, 16) for part in address.replace(".", ":").split(":"))
 
 
@@ -83,7 +83,6 @@ def is_pci_address(name: str) -> bool:
 
 
 def _pci_id(tree: Tree, path: str) -> str | None:
-    """Read a file like `0x10de`."""
     digits = (tree.read(path) or "").removeprefix("0x").lower()
     is_whole = len(digits) == 4  # noqa: PLR2004 - of a vendor, of a device
     return digits if is_whole and HEX_DIGITS.issuperset(digits) else None
@@ -94,7 +93,7 @@ Place = tuple[int | None, str | None]
 
 
 class NumaLocator(NamedTuple):
-    """Finds devices on a machine of these nodes and CPUs."""
+    """Finds devices on a machine with these nodes and CPUs."""
 
     tree: Tree
     nodes: Collection[int | None]  #: the numbers of the nodes that exist
@@ -104,8 +103,8 @@ class NumaLocator(NamedTuple):
     def locate(self, device: PciDevice, nvml_cpus: CpuSet = frozenset()) -> Place:
         """Return a device's node and its source: "numa_node", "NVML", "local_cpulist".
 
-        A `numa_node` decides if that node exists, even without CPUs. Else the first source
-        does whose CPUs are all in one node.
+        A `numa_node` counts if that node exists, even without CPUs. Else the first source counts
+        whose CPUs are all in one node.
         """
         named = read_number(self.tree, f"{device.folder}/numa_node")
         if named is not None and named in self.nodes:
@@ -143,7 +142,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             names = tree.list(device.folder, _is_of_interfaces)
             interfaces = tuple(_interfaces(tree, device.folder, names))
             physical = _target(tree, f"{device.folder}/{PHYSICAL}") if PHYSICAL in names else None
-            bond = None  # another master of an interface, such as a bridge, is none
+            bond = None  # other masters of an interface, such as bridges, are no bonds
             for place, name in interfaces:
                 master = _target(tree, f"{place}/{name}/master") if place.endswith("/net") else None
                 if master and tree.read(f"sys/class/net/{master}/bonding/mode") is not None:
@@ -182,7 +181,7 @@ def _is_up(state: str | None) -> bool:
 
 
 def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield folder and name of its interfaces; a virtual machine's have a device between them."""
+    """Yield folder and name of its interfaces; in virtual machines a device is between them."""
     for kind in KINDS:
         if kind in names:
             for name in tree.list(f"{folder}/{kind}", is_anonymous):
@@ -203,8 +202,8 @@ def _ports(
             for number in tree.list(f"{place}/{name}/ports", _is_number):
                 port = f"{place}/{name}/ports/{number}"
                 layer = tree.read(f"{port}/link_layer")
-                # The interface of its first GID, else the only one. No other name is read: it
-                # could have a hardware address.
+                # The interface of its first GID, else the only one. No other name is read: it could
+                # contain a hardware address.
                 candidates = list(nets)
                 if bond is not None:
                     candidates.append(bond)
@@ -241,7 +240,6 @@ def _first_number(text: str) -> int | None:
 
 
 def _target(tree: Tree, path: str) -> str | None:
-    """Return the name of what a symbolic link leads to; None where there is none."""
     link = tree.link(path)
     if link is None:
         return None
@@ -249,5 +247,5 @@ def _target(tree: Tree, path: str) -> str | None:
 
 
 def is_anonymous(name: str) -> bool:
-    """Whether an interface's name has no hardware address: a snapshot must have none."""
+    """Whether an interface's name has no hardware address: a snapshot must not have any."""
     return len(name) < ADDRESS_DIGITS or not HEX_DIGITS.issuperset(name[-ADDRESS_DIGITS:])

@@ -1,7 +1,7 @@
 """A snapshot: the files that discovery reads, and NVML's answers, to replay a node anywhere.
 
-No file enters it but those that discovery asks for, and of files of many lines only the lines that
-it asks for: no serial numbers, no hardware addresses, nothing of processes.
+It has only the files that discovery asks for, and of files with many lines only the lines that
+discovery asks for: no serial numbers, no hardware addresses, no facts of processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
 from affinityd.linux.files import write_whole
 
-#: How an output's name ends → tarfile's mode.
+#: The end of an output's name → tarfile's mode.
 SUFFIXES: dict[str, Literal["w:xz", "w:gz", "w:"]] = {
     ".tar.xz": "w:xz",
     ".tar.gz": "w:gz",
@@ -43,7 +43,7 @@ class RecordingTree(Tree):
         return text
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
-        """See `Tree.list`; a name is a folder, unless it is read."""
+        """See `Tree.list`; a name counts as a folder, unless it is read."""
         names = super().list(path, keep)
         for name in names:
             self.members.setdefault(f"{path}/{name}", (tarfile.DIRTYPE, ""))
@@ -58,10 +58,10 @@ class RecordingTree(Tree):
 
 
 def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
-    """Write an archive from which discovery makes the same topology, once it is unpacked.
+    """Write an archive from which discovery makes the same topology once it is unpacked.
 
-    It appears only when complete. Raises TreeError if the tree holds no machine or the output's
-    name has no known suffix, OSError if it cannot be written.
+    The file appears only when complete. Raises TreeError if the tree holds no machine or the
+    output's name has no known suffix, OSError if it cannot be written.
     """
     modes = [mode for suffix, mode in SUFFIXES.items() if output.name.endswith(suffix)]
     if not modes:
@@ -78,7 +78,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=modes[0]) as archive:
         for name, (kind, content) in sorted(members.items()):
-            # Without owner and time, so that only the machine's files are in it.
+            # Without owner and time: the archive has only the machine's files.
             member = tarfile.TarInfo(name)
             member.type = kind
             member.mode = 0o755
@@ -93,7 +93,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
 
 
 def place_of(path: str, links: Mapping[str, str]) -> str:
-    """Return a path with the recorded links on the way to it followed: tar follows none."""
+    """Return a path with the recorded links on it followed: tar follows none."""
     parts = path.split("/")
     for end in range(1, len(parts)):
         folder = "/".join(parts[:end])

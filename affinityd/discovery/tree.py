@@ -56,12 +56,12 @@ class Tree:
         return tuple(sorted(filter(keep, self._ask(path, os.listdir) or ())))
 
     def link(self, path: str) -> str | None:
-        """Return where a symbolic link points; None if it is none."""
+        """Return where a symbolic link points; None if it is no link."""
         return self._ask(path, os.readlink)
 
     def _ask(self, path: str, ask: Callable[[str], T]) -> T | None:
         file = self.root + path
-        # A captured machine may come from anywhere: its links do not lead to this one's files.
+        # A captured machine may come from anywhere: its links must not lead to files of this one.
         if not self.live and not os.path.realpath(file).startswith(self.root):
             return None
         try:
@@ -83,7 +83,7 @@ def read_number(tree: Tree, path: str) -> int | None:
 
 
 def read_cpus(tree: Tree, list_path: str, mask_path: str | None = None) -> CpuSet | None:
-    """Read a file with a cpulist; where there is none, as on old kernels, its hexadecimal twin."""
+    """Read a file with a cpulist; old kernels have only its hexadecimal twin."""
     for path, parse in ((list_path, parse_list), (mask_path, parse_mask)):
         text = tree.read(path) if path else None
         if text is not None:

@@ -13,7 +13,7 @@ from affinityd.linux.cgroup import Mount, parse_mounts
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
 
-NOT_APPLICABLE = "n/a"  #: nothing to look at here, or no source tells: neither good nor bad
+NOT_APPLICABLE = "n/a"  #: there is nothing to check here, or nothing tells: neither good nor bad
 OK = "ok"
 WARN = "warn"  #: ranks may be slower for it
 FAIL = "fail"  #: something does not work
@@ -30,7 +30,7 @@ class NotApplicableError(Exception):
 class CheckResult:
     """One result of a check: an entry of the document in JSON."""
 
-    name: str = field(default="", kw_only=True)  #: the check's, where it ran by that
+    name: str = field(default="", kw_only=True)  #: the name of the check that found it
     status: str  #: of STATUSES
     found: str  #: a sentence, with the name of the setting and its value
     remedy: str | None = None  #: None: none is needed
@@ -41,7 +41,7 @@ CheckResults = Iterator[CheckResult]
 
 
 def ok(text: str) -> CheckResult:
-    """Return that all is well, which counts if nothing else was found."""
+    """Return that all is well; it is left out if anything else was found."""
     return CheckResult(OK, text)
 
 
@@ -76,8 +76,8 @@ class DaemonFacts:
     is_denied: bool = False  #: this process may not connect: whether one listens is unknown
     status: int | None = None  #: HTTP's, of /readyz; None: no answer, `error` has the reason
     error: str | None = None
-    pid: int | None = None  #: SO_PEERCRED; None: no process listens, or it is not seen from here
-    published: Node | str = "there is none"  #: node.json, or why it is not to be read
+    pid: int | None = None  #: SO_PEERCRED; None: no process listens, or none that is seen from here
+    published: Node | str = "there is none"  #: node.json, or why it cannot be read
 
 
 ENVIRONMENT = "the environment"  #: where a variable is set; else the path of the settings file
@@ -119,7 +119,7 @@ class NodeFacts:
         return vicinity(self.topology, gpus)
 
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
-        """Return the GPUs whose ranks are given any of these CPUs, and which of them those are."""
+        """Return the GPUs whose ranks are given any of these CPUs, and those of the CPUs."""
         gpus = []
         used: CpuSet = frozenset()
         for gpu in self.topology.gpus:

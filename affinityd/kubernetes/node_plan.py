@@ -1,6 +1,6 @@
 """The plan of a whole node, for a pod: from the node's daemon, else made here.
 
-`affinityd init` writes it for a pod, with scripts that pin.
+`affinityd init` writes the plan for a pod, with scripts that pin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from affinityd.request.document import PlanDocument, document
 from affinityd.request.environment import Pairs
 from affinityd.request.formats import render
 
-#: Conditions for a container's plan, which the whole node's need not meet.
+#: Conditions for a container's plan, which the plan of the whole node need not meet.
 CONTAINER_CONDITIONS = {"strict", "min_physical_cores", config.CPUS}
 
 #: Addresses of a daemon: a socket's path or a URL, by source.
@@ -40,7 +40,7 @@ class NodePlan:
     text: str  #: in the format `json`
     document: PlanDocument
     source: str
-    answered: Addresses = field(default_factory=dict)  #: a daemon, by number and not by name
+    answered: Addresses = field(default_factory=dict)  #: the daemon's addresses, by number
 
     @property
     def switch(self) -> str:
@@ -49,7 +49,7 @@ class NodePlan:
 
 
 def node_query(chosen: Mapping[str, str]) -> Pairs:
-    """Return the request: every GPU of the node, and where modes divide, a block for each."""
+    """Return the request: every GPU of the node; for modes that divide, a block for each."""
     parameters = {"whose": "node"}
     mode = MODES.get(chosen.get("mode", "node").replace("-", "_"))
     if mode and mode.shares_node:
@@ -61,8 +61,8 @@ def node_query(chosen: Mapping[str, str]) -> Pairs:
 def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
     """Return the plan of the first daemon that answers before `deadline`, of time.monotonic.
 
-    After it, the plan by this node's own files is returned, with the reason why no daemon's is.
-    Raises DaemonError where these tell of no GPU, and a daemon's refusal.
+    After the deadline, the plan by this node's own files is returned, with the reason why there is
+    none of a daemon. Raises DaemonError where the files show no GPU, and a daemon's refusal.
     """
     trouble = DaemonError("there was no time to ask a daemon")
     names = cycle(addresses)
@@ -82,7 +82,7 @@ def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
 
 
 def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePlan:
-    """Ask for the node: this container's CPUs and GPUs are not those of the pod's others."""
+    """Ask for the node: other containers of the pod have other CPUs and GPUs than this one."""
     address = numeric(address, deadline)
     text = ask_daemon.ask_plan(address, asked, deadline, "json")
     try:
@@ -96,7 +96,7 @@ def numeric(address: str, deadline: float) -> str:
     """Return an address by number: a socket's path as it is, http://NAME:PORT looked up.
 
     `deadline` is of time.monotonic: the resolver has deadlines of its own, of many seconds, and
-    Python cannot cut it short. Raises DaemonError, NoDaemonError for a name that is not known.
+    Python cannot cut it short. Raises DaemonError; NoDaemonError for an unknown name.
     """
     if not address.startswith(ask_daemon.HTTP):
         return address

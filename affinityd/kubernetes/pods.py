@@ -1,12 +1,12 @@
-"""The GPUs and exclusive CPUs that kubelet gave each container, and which processes are in it.
+"""The GPUs and exclusive CPUs that kubelet gave each container, and the container of each process.
 
-kubelet's podresources API is asked once for a scan. It names no pod's uid, and a cgroup has nothing
-else: what both know is which container has which GPU. NUMA node 0 is the default, and not in a
-message. Its `Get` of 1.36 answers for one pod by its name, which only `List` can tell here, and
-that has all pods at once.
+kubelet's podresources API is asked once for a scan. It has no pod uid, and a cgroup has nothing but
+that: both know which container has which GPU. NUMA node 0 is the default, and not in a message. Its
+`Get` of 1.36 answers for one pod by name, but only `List` tells names here, and that has all pods
+at once.
 
 Sources: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto; ids of GPUs:
-NVIDIA/k8s-device-plugin (UUIDs, or indices; `::N` behind a shared one), container-engine-
+NVIDIA/k8s-device-plugin (UUIDs, or indices; `::N` after a shared one), container-engine-
 accelerators of GKE (`nvidia0`, `nvidia0/vgpu1`), ROCm/k8s-device-plugin (PCI bus ids), Ascend's
 (`Ascend910-0`); of DRA, NVIDIA's (`gpu-0`, N of /dev/nvidiaN) and ROCm/k8s-gpu-dra-driver's
 (`gpu-1-129`: card, renderD).
@@ -37,7 +37,7 @@ MAX_CONTAINERS = 10_000  #: of a node
 
 
 def list_pods(socket: str, timeout: float = 2.0) -> bytes:
-    """Return kubelet's answer about its pods. Raises OSError: none; ValueError: a wrong one."""
+    """Return kubelet's answer. Raises OSError without one, ValueError for a malformed one."""
     return grpc.call(socket, "/v1.PodResourcesLister/List", b"", timeout)
 
 
@@ -101,7 +101,7 @@ def devices(container: ContainerResources, topology: Topology) -> frozenset[Devi
     names = {_name(device) for device in container.claims}
     for resource, ids in container.devices.items():
         for device in ids:
-            # `::N` ends the id of a shared device's replica.
+            # `::N` ends the id of a replica of a shared device.
             names.add(_name(f"{resource}/{device.partition('::')[0]}"))
     parts: set[Device] = set()
     for gpu in topology.gpus:
@@ -114,7 +114,7 @@ def devices(container: ContainerResources, topology: Topology) -> frozenset[Devi
 
 
 def _name(device: str) -> str:
-    """Return the name of a GPU, of those in `_names`, that kubelet's name of a device means."""
+    """Return the name in `_names` of the GPU that kubelet's device name means."""
     for pattern, name in DEVICE_NAMES:
         match = pattern.fullmatch(device)
         if match:
@@ -123,7 +123,6 @@ def _name(device: str) -> str:
 
 
 def _names(gpu: Gpu) -> list[str]:
-    """Return the names of a whole GPU."""
     names = [f"index of {gpu.vendor}: {gpu.index}"]
     if gpu.minor is not None:
         names.append(f"/dev/nvidia{gpu.minor}")
@@ -137,7 +136,7 @@ def _names(gpu: Gpu) -> list[str]:
 
 
 def is_of_pod(process: AuditedProcess) -> bool:
-    """Return whether a process is in a container of a pod, and no known daemon."""
+    """Return whether a process is in a container of a pod, and is no known daemon."""
     return process.facts.membership.scheduler == KUBERNETES and not process.is_daemon
 
 
@@ -148,8 +147,8 @@ def containers_of(
 ) -> Mapping[int, ContainerResources]:
     """Return what kubelet gave the containers of pods' processes, by pid.
 
-    `known`: those of containers that the runtime tells, by id. Of others: where several containers
-    fit, or processes of several pods fit one, it is not known.
+    `known`: the containers that the runtime names, by id. For others: if several containers fit, or
+    processes of several pods fit one, the container is not known.
     """
     named = {container.names for container in known.values()}
     unnamed = [candidate for candidate in candidates if candidate.container.names not in named]
@@ -188,7 +187,7 @@ class Candidate:
     def all_of(
         cls, containers: Iterable[ContainerResources], topology: Topology
     ) -> Sequence[Candidate]:
-        """Return those with GPUs."""
+        """Return the containers with GPUs."""
         candidates = []
         for container in containers:
             parts = devices(container, topology)
@@ -198,7 +197,7 @@ class Candidate:
         return candidates
 
     def fits(self, facts: ProcessFacts) -> bool:
-        """Return whether a process uses no other device than these, and no other CPU."""
+        """Return whether a process uses no device and no CPU outside this container's."""
         for gpu in facts.gpus:
             mig = None
             if facts.holding is not None and gpu == facts.gpu:
@@ -230,9 +229,9 @@ class KubeletPods:
     """Kubelet's last answer."""
 
     def __init__(self, path: str | None) -> None:
-        """Take kubelet's socket; None if it is not to be asked."""
+        """Take kubelet's socket; None: kubelet is not asked."""
         self._path = path
-        self._jobs: frozenset[Job | None] = frozenset()  # pods that there were at that answer
+        self._jobs: frozenset[Job | None] = frozenset()  # the pods at the time of that answer
         self._candidates: Sequence[Candidate] = ()
         self._given: dict[tuple[str, str, str], ContainerResources] = {}  # by names
 
@@ -242,12 +241,12 @@ class KubeletPods:
         processes: list[AuditedProcess],
         names: ContainerNames = NO_NAMES,
     ) -> NamedPods:
-        """Return the processes, those of pods with what kubelet gave their containers.
+        """Return the processes; those of pods have what kubelet gave their containers.
 
-        `names`: of containers, by the runtime. Of others, without an answer, the last one counts,
-        for the pods of that time: later ones may have been given the same devices. Kubelet is not
-        asked if none of the processes is in a pod, and the runtime tells of no container. Of those
-        that it tells GPUs are reserved: kubelet lists pods that have ended, too.
+        `names`: of containers, by the runtime. For other containers, if kubelet does not answer,
+        its last answer counts, for the pods of that time: later pods may have been given the same
+        devices. Kubelet is not asked if no process is in a pod, and the runtime names no container.
+        Only GPUs of named containers are reserved: kubelet lists pods that have ended, too.
         """
         jobs = frozenset(
             process.facts.membership.job for process in processes if is_of_pod(process)
@@ -284,7 +283,6 @@ class KubeletPods:
         return NamedPods(named, tuple(notices), self._reserved(names))
 
     def _reserved(self, names: ContainerNames) -> dict[GpuKey, str]:
-        """Return the GPUs of the containers with these names, each with its pod."""
         reserved = {}
         for candidate in self._candidates:
             container = candidate.container

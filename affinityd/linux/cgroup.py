@@ -1,7 +1,7 @@
 """The cgroups of a process: the CPUs and the CPU time that they allow.
 
-Since 1.33 kubelet sets no limit for exclusive CPUs (DisableCPUQuotaWithExclusiveCPUs). Their
-container's weight is then of as many CPUs as its cpuset has, which is taken for the limit.
+Since 1.33 kubelet sets no limit for exclusive CPUs (DisableCPUQuotaWithExclusiveCPUs). The weight
+of their container is then that of as many CPUs as its cpuset has, and counts as the limit.
 
 Sources: cgroups(7), cpuset(7), kernel Documentation/admin-guide/cgroup-v1/cpusets.rst and
 cgroup-v2.rst, scheduler/sched-bwc.rst; proc(5) for mountinfo; Kubernetes
@@ -20,30 +20,30 @@ from affinityd.linux.files import content, listed, text
 from affinityd.text import whole_number
 
 #: Where each version of cgroups has the cpuset: the file system, the controller's name in a line of
-#: /proc/PID/cgroup ("" in that of v2, one for all), and the files in the order in which they are
-#: tried. A controller is in one version alone: where v1 has the cpuset, v2 has no files of it.
+#: /proc/PID/cgroup ("" for v2: one line for all), and the files in the order in which they are
+#: tried. A controller is in one version alone: where v1 has the cpuset, v2 has no files for it.
 VERSIONS = (
     ("cgroup", "cpuset", ("cpuset.effective_cpus", "cpuset.cpus")),
     ("cgroup2", "", ("cpuset.cpus.effective",)),
 )
 
-MOST_LEVELS = 64  #: that are read below a mount: any user may make thousands
+MOST_LEVELS = 64  #: that are read below a mount: any user may create thousands
 SLICE_SUFFIX = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
 MOST_SHARES = 262144
-MOST_TIME = 10**12 - 1  #: microseconds; more than a kernel writes here
+MOST_TIME = 10**12 - 1  #: microseconds; more than any kernel writes here
 
 
 class Mount(NamedTuple):
     """A line of mountinfo."""
 
-    root: str  #: the folder of the file system at `point`: of a hierarchy of cgroups, one
+    root: str  #: the folder of the file system at `point`; for cgroups, of a hierarchy
     point: str
     kind: str  #: of file system: proc, cgroup2
-    options: tuple[str, ...]  #: of the mount, then of the file system: v1's controllers
+    options: tuple[str, ...]  #: of the mount, then of the file system: controllers of v1
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Return the well-formed lines: of two at one point the later hides the other."""
+    """Return the well-formed lines; of two at one point the later one hides the other."""
     mounts = []
     for line in text.split("\n"):  # ID PARENT MAJ:MIN ROOT POINT OPTIONS … - TYPE SOURCE OPTIONS
         here, _, there = line.partition(" - ")
@@ -67,7 +67,7 @@ class Cgroups:
     """The cgroups of a process, and the folders of these and of their parents."""
 
     def __init__(self, membership: str, root: str = "/") -> None:
-        """Take the text of a /proc/PID/cgroup. `root`: of the machine's files."""
+        """Take the text of a /proc/PID/cgroup; `root` has the machine's files."""
         self._membership = membership
         self._base = root.rstrip("/")
         mounts = content(f"{self._base}/proc/self/mountinfo") or b""
@@ -75,21 +75,21 @@ class Cgroups:
 
     @classmethod
     def of(cls, pid: int, root: str = "/") -> Cgroups:
-        """Return those of a process; an ended one has none."""
+        """Return the cgroups of a process; an ended one has none."""
         membership = content(f"{root.rstrip('/')}/proc/{pid}/cgroup") or b""
         return cls(os.fsdecode(membership), root)
 
     @property
     def cpuset(self) -> CpuSet | None:
         """The CPUs that the process may use; None if it has ended, or no mount has its cgroup."""
-        # An empty list is that of a cgroup which leaves the choice to the one above it.
+        # A cgroup with an empty list has the CPUs of the one above it.
         for file in self.cpuset_files():
             if cpus := cpus_listed_in(file):
                 return cpus
         return None
 
     def cpuset_files(self) -> Iterator[str]:
-        """Yield the files of which the first that is there, and not empty, has the cpuset."""
+        """Yield files; the first one that exists and is not empty has the cpuset."""
         for file_system, controller, files in VERSIONS:
             for folder in self.folders(file_system, controller):
                 yield from (f"{folder}/{file}" for file in files)
@@ -104,7 +104,7 @@ class Cgroups:
         return None
 
     def cpu_limit(self) -> int | None:
-        """Return the least CPU time of it and its parents, as a number of CPUs, rounded up."""
+        """Return the least CPU limit of the cgroup and its parents, in CPUs, rounded up."""
         folders = [*self.folders("cgroup", "cpu"), *self.folders("cgroup2", "")]
         limits = [limit for folder in folders if (limit := _limit(folder))]
         if limits or not folders:
@@ -112,7 +112,7 @@ class Cgroups:
         return _exclusive(folders[0], len(self.cpuset or ()))
 
     def container_limit(self) -> int | None:
-        """Return its container's CPU limit, of the highest folder here; None: none."""
+        """Return its container's CPU limit, of the topmost folder here; None: no limit."""
         for file_system, controller in (("cgroup", "cpu"), ("cgroup2", "")):
             for highest in [*self.folders(file_system, controller)][-1:]:
                 limit = _limit(highest) or _exclusive(highest, len(self.cpuset or ()))
@@ -138,7 +138,7 @@ class Cgroups:
                     yield from _upwards(point, below)
 
     def hierarchies(self, file_system: str, controller: str) -> Iterator[tuple[str, str]]:
-        """Yield the mounts of a hierarchy: the root of each, and the folder that it is at."""
+        """Yield the mounts of a hierarchy: the root of each, and its mount point."""
         for mount in self._mounts:
             if mount.kind == file_system and (not controller or controller in mount.options):
                 yield mount.root, self._base + mount.point.rstrip("/")
@@ -146,7 +146,7 @@ class Cgroups:
 
 def mask_of(tid: int) -> CpuSet | None:
     """Return a thread's affinity mask; a pid means its main thread. None if it has ended."""
-    if tid <= 0:  # to the kernel 0 is the caller
+    if tid <= 0:  # to the kernel 0 means the caller
         return None
     try:
         return frozenset(os.sched_getaffinity(tid))
@@ -160,10 +160,10 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
 
 
 def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
-    """Return the CPUs that a cgroup of the node allows, by its path, or its name as a slice.
+    """Return the CPUs that a cgroup of the node allows, by its path, or by its slice's name.
 
-    `kind`: mems for its NUMA nodes. None where no whole hierarchy with a cpuset is mounted here, or
-    has no such cgroup.
+    `kind`: mems for its NUMA nodes. None where no mount here shows a whole hierarchy with a cpuset,
+    or none has this cgroup.
     """
     if path.endswith(SLICE_SUFFIX) and "/" not in path:
         parts = path.removesuffix(SLICE_SUFFIX).split("-")
@@ -208,8 +208,8 @@ def _below(path: str, root: str) -> str | None:
 def _from_above(path: str, root: str, point: str) -> str | None:
     """Return the same for a cgroup outside of this namespace, in a mount of the whole hierarchy.
 
-    Of both the kernel tells how far above this namespace's root they are, but not the folders on
-    the way: cgroup_namespaces(7). If several are possible, the path is unknown.
+    For both the kernel tells how far above this namespace's root they are, but not the folders
+    between: cgroup_namespaces(7). If several are possible, the path is unknown.
     """
     ups = root.count("/..")
     parts = path.split("/")[1:]
@@ -233,7 +233,7 @@ def _capped(path: str) -> str:
 
 
 def cpus_listed_in(path: str) -> CpuSet:
-    """Return the CPUs that a file lists; none where it cannot be read."""
+    """Return the CPUs that a file lists; none if it cannot be read."""
     try:
         return parse_list(text(path))
     except ValueError:
@@ -241,9 +241,9 @@ def cpus_listed_in(path: str) -> CpuSet:
 
 
 def _exclusive(folder: str, cpus: int) -> int | None:
-    """Return the number of CPUs of a cpuset, if a cgroup's weight is of as many.
+    """Return the number of CPUs of a cpuset, if the cgroup's weight is that of as many.
 
-    Not of the root's, on a node itself: v1 has a weight there too, of one CPU.
+    Not for the root cgroup, on a node itself: v1 has a weight there too, that of one CPU.
     """
     if not cpus or content(f"{folder}/release_agent") is not None:  # cgroups(7)
         return None

@@ -1,9 +1,9 @@
 """Children with a deadline, which may hang or crash without harm to this process.
 
-A function runs in a fork: no Python starts, and the child is killed once it takes too long. Only
-for a process of one thread, fork(2): locks of other threads would stay closed in the child. It
-keeps no file but its pipe, so that no reader of this process's output, and no client of its
-sockets, waits for one that a driver holds in the kernel.
+A function runs in a fork, so no Python starts, and the child is killed once it takes too long. Only
+for a process of one thread, fork(2): locks of other threads would stay locked in the child. The
+child keeps no file but its pipe: if a driver holds it in the kernel, readers of this process's
+output and clients of its sockets do not wait for it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from affinityd.linux.files import READ_SIZE, numbered
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-PIPE = 3  #: its number in the child, behind the three streams
-END_PAUSE = 0.0002  #: seconds between two looks whether a child has ended
-RETURNED = b"0"  #: begins what a child of `run` writes; so does the next one
+PIPE = 3  #: its number in the child, after the three streams
+END_PAUSE = 0.0002  #: seconds between two checks whether a child has ended
+RETURNED = b"0"  #: begins the output of a child of `run`; so does the next one
 RAISED = b"1"
 GRACE = 1.0  #: seconds for a killed child to end
-stuck: list[int] = []  #: killed ones that have not: a driver holds them in the kernel
+stuck: list[int] = []  #: killed children that have not ended: a driver holds them in the kernel
 
 
 class ChildError(AffinityError):
-    """A child that did not do its work; one line that begins with a verb."""
+    """A child that failed; the message is one line that begins with a verb."""
 
 
 class Child:
     """A forked child that writes the parts which a function yields to a pipe."""
 
     def __init__(self, work: Callable[[], Iterable[bytes]], patience: float) -> None:
-        """Fork it. It ends itself where a part takes longer than `patience` seconds, and a second.
+        """Fork it. It ends itself one second after a part takes longer than `patience` seconds.
 
         Raises ChildError where it cannot be forked, and while an earlier one cannot be ended.
         """
@@ -59,7 +59,7 @@ class Child:
             raise ChildError(f"could not be started: {error.strerror}") from None
 
     def read(self, deadline: float) -> bytes:
-        """Return the next bytes that it wrote, b"" at its end. Raises TimeoutError."""
+        """Return the next bytes that it wrote, b"" at the end. Raises TimeoutError."""
         ready = select.poll()
         ready.register(self._pipe, select.POLLIN)
         if not ready.poll(max(deadline - time.monotonic(), 0.0) * 1000):
@@ -122,7 +122,7 @@ def run(work: Callable[[], bytes], deadline: float) -> bytes:
 def run_program(
     command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
 ) -> CompletedProcess[bytes]:
-    """Run a program without input; return its status and what it wrote.
+    """Run a program without input; return its status and output.
 
     Raises TimeoutError after so many seconds, and ChildError where it cannot be started.
     """
@@ -136,7 +136,7 @@ def run_program(
             stdout=pipe,
             stderr=pipe,
             env=environ,
-            start_new_session=True,  # a process group, to be killed as one
+            start_new_session=True,  # a process group, so that all of it can be killed
         )
     except OSError as error:
         raise ChildError(f"cannot be run: {error.strerror}") from None
@@ -156,7 +156,7 @@ def run_program(
 
 
 def ending(status: int | None) -> str:
-    """Return how a child ended that did not do its work, by its status."""
+    """Return how a failed child ended, by its status."""
     if status is None:
         return "cannot be ended: it waits in the kernel"
     return f"crashed: {signal.strsignal(-status)}" if status < 0 else "ended early"
@@ -182,7 +182,7 @@ def check_stuck() -> None:
 def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -> NoReturn:
     """Write the function's parts, as a process group with no file but the pipe, and end.
 
-    What the parent would do at its end is not done.
+    The exit handlers of the parent do not run.
     """
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -190,8 +190,8 @@ def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -
         signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
         os.setsid()
         nowhere = os.open(os.devnull, os.O_RDWR)
-        kept = os.dup(pipe)  # beyond the numbers that are overwritten here
-        last = numbered("/proc/self/fd")[-1]  # the limit may be lower, or a thousand million
+        kept = os.dup(pipe)  # above the numbers that are overwritten here
+        last = numbered("/proc/self/fd")[-1]  # the limit may be lower, or a billion
         for stream in range(PIPE):
             os.dup2(nowhere, stream)
         os.dup2(kept, PIPE)

@@ -22,27 +22,25 @@ T = TypeVar("T")
 
 READ_SIZE = 65536  #: bytes that are read at once
 
-#: Bytes that are read of a file. execve(2) takes some megabytes; a process may name all of its
-#: memory as its environment or command line, PR_SET_MM_MAP of prctl(2).
+#: Most bytes that are read of a file. execve(2) allows some megabytes; a process may declare all of
+#: its memory to be its environment or command line, PR_SET_MM_MAP of prctl(2).
 MOST_BYTES = 4 * 1024 * 1024
 
-#: Errors of existing files that fail now, also for a lack of resources; others mean a missing one,
-#: or one that is forbidden.
+#: Errors of existing files that cannot be read now, also for a lack of resources; other errors mean
+#: that a file is missing or forbidden.
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 FAILING = (*SCARCE, errno.EIO, errno.EAGAIN, errno.EPERM)
 
-READABLE = 0o644  #: by all users, independent of the umask
+READABLE = 0o644  #: for all users, independent of the umask
 EXECUTABLE = 0o755
 
 
 def read(path: str, most: int) -> bytes:
-    """Return a file, or the first `most` bytes of one; no pipe is waited for. Raises OSError."""
+    """Return a file, or its first `most` bytes; never wait for a pipe. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         parts = []
-        while most > 0 and (
-            part := os.read(file, min(READ_SIZE, most))
-        ):  # a list comes page by page
+        while most > 0 and (part := os.read(file, min(READ_SIZE, most))):  # lists come page by page
             parts.append(part)
             most -= len(part)
         return b"".join(parts)
@@ -54,7 +52,7 @@ def content(path: str) -> bytes | None:
     """Return a file; None where it cannot be read."""
     try:
         return read(path, MOST_BYTES)
-    except (OSError, ValueError):  # the latter for a NUL, which no path has
+    except (OSError, ValueError):  # ValueError: a NUL, which no path has
         return None
 
 
@@ -85,10 +83,10 @@ def is_there(path: str) -> bool:
 def read_regular(path: str, most: int) -> bytes:
     """Return the content of a regular file, without waiting for it.
 
-    Raises OSError: EINVAL if it is no regular file, EFBIG for one of more than `most` bytes,
-    EAGAIN for one of the kernel's that makes a reader wait, as /proc/kmsg.
+    Raises OSError: EINVAL if it is no regular file, EFBIG if it has more than `most` bytes, EAGAIN
+    for a file of the kernel that makes a reader wait, such as /proc/kmsg.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # first: to open a device may do something
+    if not stat.S_ISREG(os.stat(path).st_mode):  # first: opening a device may do something
         raise OSError(errno.EINVAL, "not a regular file")
     data = read(path, most + 1)
     if len(data) > most:
@@ -97,10 +95,10 @@ def read_regular(path: str, most: int) -> bytes:
 
 
 def in_time(read: Callable[[], T], seconds: float) -> T:
-    """Return what a function reads, in a thread of its own: the kernel may let a reader wait.
+    """Return what a function reads, in a thread of its own: the kernel may block a reader.
 
     Raises TimeoutError if that takes longer, and what the function raises. Where no thread may be
-    started, the function is waited for.
+    started, it waits for the function.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -143,11 +141,11 @@ def numbered(folder: str, prefix: str = "", failing: Collection[int] = ()) -> li
 def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
     """Return the environment that a process was started with; None where it cannot be read.
 
-    Of a name that is there twice the first counts, as for getenv(3). A process that has written its
-    title over it (setproctitle) has none.
+    If a name occurs twice the first one counts, as for getenv(3). A process that has overwritten it
+    with a title (setproctitle) has none.
     """
     data = content(f"{root}/proc/{pid}/environ")
-    if not data:  # of a main thread that has ended: the others have it
+    if not data:  # the main thread has ended: read another thread's
         tasks = f"{root}/proc/{pid}/task"
         for tid in numbered(tasks)[1:2]:
             data = content(f"{tasks}/{tid}/environ")
@@ -161,7 +159,7 @@ def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
 def write_whole(path: Path, data: bytes, mode: int | None = READABLE) -> None:
     """Write a file beside its place and rename it: readers see the old one or the new one.
 
-    `mode` None: as the umask has it. Raises OSError, and leaves nothing behind.
+    `mode` None: as the umask has it. Raises OSError, and leaves no temporary file.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:

@@ -28,7 +28,8 @@ POLICY_MODES = (
     "weighted_interleave",  # since 6.9
 )
 
-#: How numa_maps spells them: kernel mm/mempolicy.c, policy_modes. The longer of two goes first.
+#: How numa_maps spells them: kernel mm/mempolicy.c, policy_modes. A longer spelling comes before
+#: its beginning.
 SPELLINGS = {
     "prefer (many)": "preferred_many",
     "prefer": "preferred",
@@ -41,7 +42,7 @@ SPELLINGS = {
 class MemoryPolicy:
     """A memory policy, and the refused parts of the request."""
 
-    policy: str | None  #: of MODES, "mode N" for what came after them; None: it cannot be read
+    policy: str | None  #: of MODES, "mode N" for a later one; None: it cannot be read
     nodes: frozenset[int] = frozenset()  #: empty for "default" and "local"
     refusals: tuple[str, ...] = ()  #: short sentences: the refused parts of the request, and why
 
@@ -95,7 +96,7 @@ def own_policy() -> MemoryPolicy | None:
     except OSError:
         return _first_policy("/proc/thread-self/numa_maps")
     policy = POLICY_MODES[mode] if mode < len(POLICY_MODES) else f"mode {mode}"
-    if policy == "preferred" and not nodes:  # how kernels before 5.14 tell of local
+    if policy == "preferred" and not nodes:  # this is how kernels before 5.14 report local
         policy = "local"
     return MemoryPolicy(policy, nodes)
 
@@ -106,9 +107,9 @@ def policy_of(pid: int) -> MemoryPolicy | None:
 
 
 def parse_policy(text: str) -> MemoryPolicy | None:
-    """Read the policy column of numa_maps, or a line from there on; None: it is none.
+    """Read the policy column of numa_maps, or a line from there on; None: it is malformed.
 
-    Flags (`bind=static:3`) are passed over. Source: kernel mm/mempolicy.c, mpol_to_str.
+    Flags (`bind=static:3`) are ignored. Source: kernel mm/mempolicy.c, mpol_to_str.
     """
     spelling = next((name for name in SPELLINGS if text.startswith(name)), "")
     flags, _, numbers = text[len(spelling) :].partition(" ")[0].strip().partition(":")

@@ -1,9 +1,9 @@
 """Pins the threads of running processes, repeatedly until no thread was missed.
 
 A thread starts with its parent's mask, clone(2). So only unpinned threads start unpinned ones: a
-pass that finds every thread pinned is the last, even if others start later. A thread that was being
-started, and does not show yet, is waited for if there is time; its mask is that of its parent as
-clone(2) began (kernel/fork.c `copy_process`).
+pass that finds every thread pinned is the last, even if others start later. A thread that is being
+started, and is not listed yet, has the mask that its parent had when clone(2) began (kernel/fork.c
+`copy_process`): passes wait for such a thread if there is time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from affinityd.linux.processes import ENDED, stat_of, thread_ids, thread_stat
 PINNED = "pinned"
 LEFT_ALONE = "left alone"
 REFUSED = "refused"
-CHANGE = "change"  #: a rule's word for a mask to be replaced
+CHANGE = "change"  #: the result of a rule: the mask is replaced
 
-#: As many passes in a row must find nothing to do: a single listing can lack a thread that lives.
+#: As many passes in a row must find nothing to do: one listing may lack a living thread.
 QUIET_PASSES = 2
 
-MAX_PASSES = 100  #: over a process that starts threads faster than they can be pinned
+MAX_PASSES = 100  #: for a process that starts threads faster than they can be pinned
 
-#: As many, while a thread that was pinned is awake: it may be in a fork(2) of a large process that
-#: began before. The pauses between them, the first of PAUSE seconds, double: half a second in all.
+#: As many, while a pinned thread is awake: it may be in a fork(2) of a large process that began
+#: before. The pauses between them, the first of PAUSE seconds, double: half a second in all.
 PATIENT_PASSES = 10
 PINNING_PAUSE = 0.001
 
@@ -42,15 +42,15 @@ REASONS = {
     errno.EBUSY: "it is SCHED_DEADLINE, which needs every CPU of its cpuset",
 }
 
-#: The treatment of a thread, by its mask and the masks given so far: CHANGE or LEFT_ALONE.
+#: How to treat a thread, by its mask and the masks given so far: CHANGE or LEFT_ALONE.
 Rule = Callable[[CpuSet, Collection[CpuSet]], str]
 
 
 def is_on_purpose(mask: CpuSet, usual: Collection[CpuSet], cpuset: CpuSet) -> bool:
-    """Return whether a mask was probably chosen for its thread, and a pin should leave it.
+    """Return whether a mask was probably chosen for its thread, so that a pin should leave it.
 
-    `usual`: masks that were chosen for the whole process, or that affinityd gave. A thread with
-    all CPUs that its process may use, `cpuset`, has not been pinned.
+    `usual`: masks that were chosen for the whole process, or that affinityd gave. A thread with all
+    CPUs that its process may use, `cpuset`, has not been pinned.
     """
     return mask not in usual and not mask >= cpuset
 
@@ -60,7 +60,7 @@ class Target:
     """A process with threads to pin."""
 
     pid: int
-    start: int  #: clock ticks since boot: another process may have its pid by now
+    start: int  #: clock ticks since boot: tells it from a later process with its pid
     cpus: CpuSet
     rule: Rule = lambda _mask, _masks: CHANGE
 
@@ -74,7 +74,7 @@ class ThreadResult:
     outcome: str  #: PINNED, LEFT_ALONE or REFUSED
     asked: CpuSet  #: the requested CPUs of its process
     held: CpuSet  #: its mask, as read back at the end
-    reason: str | None = None  #: why it was refused, or left alone if its mask is not the cause
+    reason: str | None = None  #: why refused; or why left alone, if not by its mask
     was_set: bool = False  #: whether its mask was replaced
 
 
@@ -129,8 +129,8 @@ class _Passes:
         self.results: list[ThreadResult] = []
         self._dry_run = dry_run
         self._replaced: set[tuple[int, int]] = set()  # pid and tid of each mask that was replaced
-        self._has_set = False  # a mask, in this pass
-        self._user_time: dict[int, int] = {}  # of threads, when they were first seen pinned
+        self._has_set = False  # whether it has set a mask, in this pass
+        self._user_time: dict[int, int] = {}  # of each thread, when it was first seen pinned
         self._masks: dict[CpuSet, set[CpuSet]] = {}  # as requested: that, or its result
 
     def pin_all(self, targets: Iterable[Target]) -> bool:
@@ -142,7 +142,7 @@ class _Passes:
             if stat is None or stat.start != target.start:
                 continue
             tids = thread_ids(target.pid)
-            if stat.state in ENDED and target.pid in tids:  # before its other threads
+            if stat.state in ENDED and target.pid in tids:  # its other threads come later
                 tids.remove(target.pid)
             for tid in tids:
                 if (result := self._pin(target, tid)) is not None:
@@ -150,7 +150,7 @@ class _Passes:
         return self._has_set
 
     def may_show_more(self) -> bool:
-        """Whether a thread whose mask was replaced may be starting one with the mask before."""
+        """Whether a thread whose mask was replaced may be starting one with the old mask."""
         this_thread = threading.get_native_id()
         may_start = False
         for result in self.results:
@@ -164,14 +164,13 @@ class _Passes:
         return may_start
 
     def _pin(self, target: Target, tid: int) -> ThreadResult | None:
-        """Pin a thread; None: it has ended."""
         mask = mask_of(tid)
         if mask is None:
             return None
         was_set = (target.pid, tid) in self._replaced
         is_held = mask in self._masks.setdefault(target.cpus, {target.cpus})
         result = ThreadResult(target.pid, tid, PINNED, target.cpus, mask, was_set=was_set)
-        if is_held or (was_set and mask < target.cpus):  # the cpuset may have shrunk since
+        if is_held or (was_set and mask < target.cpus):  # the cpuset may have shrunk since then
             return result
         masks = frozenset[CpuSet]().union(*self._masks.values())
         outcome = LEFT_ALONE if was_set else target.rule(mask, masks)
@@ -180,8 +179,7 @@ class _Passes:
         return replace(result, held=target.cpus) if self._dry_run else self._set_mask(result)
 
     def _set_mask(self, wish: ThreadResult) -> ThreadResult | None:
-        """Set the mask of a thread, which so far has the one in `held`; None: it has ended."""
-        if thread_stat(wish.pid, wish.tid) is None:  # another process's thread may have its number
+        if thread_stat(wish.pid, wish.tid) is None:  # a thread of another process may have its tid
             return None
         try:
             os.sched_setaffinity(wish.tid, wish.asked)
@@ -190,7 +188,8 @@ class _Passes:
             if stat is None:
                 return None
             if error.errno == errno.EINVAL and not stat.takes_mask:
-                # Before Linux 6.3 io_uring's workers are such, in the middle of their process.
+                # Before Linux 6.3 the workers of io_uring are such threads, among those of their
+                # process.
                 reason = "a kernel worker, whose mask the kernel sets"
                 return replace(wish, outcome=LEFT_ALONE, reason=reason)
             name = errno.errorcode.get(error.errno or 0, "")

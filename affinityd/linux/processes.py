@@ -1,7 +1,7 @@
 """Facts about running processes and their threads: of /proc, and of the peer of a unix socket.
 
-A file may vanish, or refuse to be read, at any moment: that is None, or missing in a list, and
-never an error; and a pid may be reused. Sources: proc(5), sched_getaffinity(2), kernel
+A file may vanish, or refuse to be read, at any moment: the answer is None, or lacks it, and there
+is never an error. A pid may be reused. Sources: proc(5), sched_getaffinity(2), kernel
 fs/proc/array.c `do_task_stat`; unix(7), SO_PEERCRED; struct ucred of kernel include/linux/socket.h.
 """
 
@@ -25,11 +25,11 @@ PROC = "/proc"
 ROOT = 0  #: its uid
 FIRST_USER = 1000  #: the uids below are the system's, login.defs(5): UID_MIN
 INIT = 1  #: the first process, which becomes the parent of orphans
-MOST_ID = 2**32 - 1  #: of a user, or a process
+MOST_ID = 2**32 - 1  #: the largest id of a user or a process
 #: /proc/self/ns/pid if every process is visible: PROC_PID_INIT_INO, include/linux/proc_ns.h.
 INITIAL_PIDS = "pid:[4026531836]"
 ZOMBIE = "Z"
-ENDED = frozenset("ZX")  #: states of a main thread that runs no more
+ENDED = frozenset("ZX")  #: states of a main thread that has ended
 #: Bits of a task's flags, kernel include/linux/sched.h.
 PF_KTHREAD = 0x00200000
 PF_NO_SETAFFINITY = 0x04000000
@@ -47,22 +47,22 @@ class Stat:
     name: str  #: without its parentheses; for people: invalid UTF-8 is replaced
     state: str
     parent: int  #: pid
-    group: int  #: pid of the process that began its process group: a shell's job
+    group: int  #: pid of the process that began its process group, as a shell's job
     session: int  #: pid of the process that began its session
     flags: int
     user_time: int  #: clock ticks spent outside of the kernel
-    system_time: int  #: and in it
+    system_time: int  #: clock ticks spent in the kernel
     threads: int
-    start: int  #: clock ticks since boot: with the number it names one process for good
+    start: int  #: clock ticks since boot: start and number together name one process for good
     last_cpu: int
     children_user_time: int = (
-        0  #: clock ticks of the children that it has waited for, and of theirs
+        0  #: clock ticks of ended children that it has waited for, and of theirs
     )
     children_system_time: int = 0
 
     @property
     def cpu_ticks(self) -> int:
-        """All the time that it spent on CPUs, clock ticks; a process's ended threads count."""
+        """All the time that it spent on CPUs, clock ticks; ended threads of a process count."""
         return self.user_time + self.system_time
 
     @property
@@ -72,17 +72,17 @@ class Stat:
 
     @property
     def is_kernel_thread(self) -> bool:
-        """Whether it is a part of the kernel."""
+        """Whether it is a thread of the kernel."""
         return bool(self.flags & PF_KTHREAD)
 
     @property
     def takes_mask(self) -> bool:
-        """Whether the kernel allows its mask to be set: not that of per-CPU threads."""
+        """Whether the kernel lets its mask be set; it does not for per-CPU threads."""
         return not self.flags & PF_NO_SETAFFINITY
 
     @property
     def is_zombie(self) -> bool:
-        """Whether it has ended, unwaited for; a main thread may end before the rest."""
+        """Whether it has ended, unwaited for; a main thread may end before the others."""
         return self.state == ZOMBIE and self.threads <= 1
 
 
@@ -92,14 +92,14 @@ class Thread:
 
     tid: int
     name: str
-    start: int  #: clock ticks since boot: with the tid it names one thread for good
+    start: int  #: clock ticks since boot: start and tid together name one thread for good
     mask: CpuSet  #: as the kernel gives it: online CPUs only
     last_cpu: int
     cpu_ticks: int  #: utime + stime, clock ticks
 
 
 def user_name(uid: int) -> str | None:
-    """Return a user's name; None: there is none. A directory (LDAP) may take seconds."""
+    """Return a user's name; None: there is none. A directory service (LDAP) may take seconds."""
     import pwd  # noqa: PLC0415 - bind() can be imported where there is none
 
     try:
@@ -112,12 +112,12 @@ def parse_stat(data: bytes | None) -> Stat | None:
     """Read a `stat` file; None if it is malformed. A name may have blanks and parentheses."""
     head, _, tail = (data or b"").rpartition(b")")
     number, _, name = head.partition(b" (")
-    fields = [b"", b"", b"", *tail.split()]  # so that an index is proc_pid_stat(5)'s number
+    fields = [b"", b"", b"", *tail.split()]  # so that an index is the number in proc_pid_stat(5)
     try:
         # Those of `Stat` from `parent` on.
         numbers = (int(fields[field]) for field in (4, 5, 6, 9, 14, 15, 20, 22, 39, 16, 17))
         return Stat(int(number), name.decode(errors="replace"), fields[3].decode(), *numbers)
-    except (ValueError, IndexError):  # it is no such file
+    except (ValueError, IndexError):  # it is no `stat` file
         return None
 
 
@@ -141,7 +141,7 @@ def children_of(pid: int, proc: str = PROC, tids: Iterable[int | str] = ()) -> l
 
 
 def since_boot() -> float:
-    """Return the seconds since boot, with those of sleep, as in the start times of `stat`."""
+    """Return the seconds since boot, including sleep, as in the start times of `stat`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -149,7 +149,7 @@ def exists(pid: int) -> bool:
     """Return whether there is a process, though /proc may hide it (hidepid): kill(2), signal 0."""
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # the latter: larger than any pid
+    except (ProcessLookupError, OverflowError):  # OverflowError: larger than any pid
         return False
     except PermissionError:  # another user's
         return True
@@ -157,7 +157,7 @@ def exists(pid: int) -> bool:
 
 
 def has_ended(pid: int, start: int, proc: str = PROC) -> bool:
-    """Return whether a process is there no more, or is a zombie."""
+    """Return whether a process has ended, or is a zombie."""
     stat = stat_of(pid, proc)
     return stat is None or stat.start != start or stat.is_zombie
 
@@ -165,7 +165,7 @@ def has_ended(pid: int, start: int, proc: str = PROC) -> bool:
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     """Return a process's threads, the main one first; none if it has ended.
 
-    One that ends meanwhile can hide another (kernel fs/proc/base.c `next_tid`): read it again.
+    A thread that ends meanwhile can hide another (kernel fs/proc/base.c `next_tid`): read again.
     """
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 
@@ -173,7 +173,7 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
 def status_of(pid: int | str, name: str, proc: str = PROC) -> str:
     """Return a line of a process's `status` without its name; "" where it cannot be read."""
     beginning = f"{name}:".encode()
-    for line in (content(f"{proc}/{pid}/status") or b"").split(b"\n"):  # a name may have a \r
+    for line in (content(f"{proc}/{pid}/status") or b"").split(b"\n"):  # a name may contain a \r
         if line.startswith(beginning):
             return line.removeprefix(beginning).decode(errors="replace").strip()
     return ""
@@ -215,8 +215,8 @@ def descendants(pid: int, proc: str = PROC) -> list[Stat]:
 
 
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
-    """Yield a process, its parent, and so on, as far as they are known, by the parent of each."""
-    met: set[int] = set()  # they were read one after the other, and may form a circle
+    """Yield a process, its parent, and so on, as far as known; `parents`: the parent of each."""
+    met: set[int] = set()  # they were read one after another, and may form a circle
     while pid in parents and pid not in met:
         met.add(pid)
         yield pid
@@ -242,8 +242,8 @@ class ProcessTable:
     def children(self, pid: int, tids: Iterable[int]) -> list[int]:
         """Return the pids of the running children of a process's threads.
 
-        Kernels with CONFIG_PROC_CHILDREN list them, proc_tid_children(5): to read every process
-        costs most of a scan. One that ends during the read can hide another.
+        Kernels with CONFIG_PROC_CHILDREN list them, proc_tid_children(5): reading every process
+        costs most of a scan. A child that ends during the read can hide another.
         """
         if not self._lists_children:
             return [stat.number for stat in self._children.get(pid, ())]
@@ -259,7 +259,7 @@ class ProcessTable:
 
     @property
     def has_all(self) -> bool:
-        """Whether the first process is seen: hidepid of proc(5) hides all of root's."""
+        """Whether the first process is visible: hidepid of proc(5) hides all of root's."""
         return INIT in self.by_pid
 
 
@@ -279,14 +279,14 @@ def credentials(connection: Any) -> Credentials:  # noqa: ANN401 - a socket, or 
 
 
 def groups(connection: Any, own: int) -> frozenset[int]:  # noqa: ANN401 - as above
-    """Return the gids of the process there: its own and, where there is room, the others."""
+    """Return the gids of the peer: its own and, if there is room, the others."""
     try:
         data = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS)
-    except OSError:  # a kernel before 4.13, or more groups than there is room for
+    except OSError:  # a kernel before 4.13, or too many groups
         data = b""
     return frozenset({own, *struct.unpack(f"{len(data) // 4}I", data)})
 
 
 def overflow_uid() -> int:
-    """Return the uid of users that this user namespace does not know, user_namespaces(7)."""
+    """Return the uid for users that this user namespace does not know, user_namespaces(7)."""
     return int(content("/proc/sys/kernel/overflowuid") or 65534)

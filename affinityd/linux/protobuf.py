@@ -27,7 +27,7 @@ LENGTH = 2
 FIXED32 = 5
 SIZES = {FIXED64: 8, FIXED32: 4}
 MOST_BITS = 64
-MOST_FIELDS = 2**16  #: of a message, or numbers of a field: memory is a hundred times the bytes
+MOST_FIELDS = 2**16  #: of a message, or numbers of a field: in memory each byte takes a hundred
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA = 0
@@ -93,18 +93,18 @@ def embedded(outer: Message, number: int) -> Message:
 
 
 def texts(message: Message, number: int) -> list[str]:
-    """Return the texts of a repeated field, as they can be shown anywhere."""
+    """Return the texts of a repeated field, without characters that a terminal acts on."""
     values = message.get(number, ())
     return [printable(_bytes(value).decode(errors="replace")) for value in values]
 
 
 def text(message: Message, number: int) -> str:
-    """Return the text of a field, as it can be shown anywhere."""
+    """Return the text of a field, without characters that a terminal acts on."""
     return (texts(message, number) or [""])[-1]
 
 
 def numbers(message: Message, number: int) -> list[int]:
-    """Return the numbers of a repeated field, packed into one or each by itself."""
+    """Return the numbers of a repeated field, packed into one or single."""
     unpacked = []
     for value in message.get(number, ()):
         if isinstance(value, int):
@@ -167,8 +167,8 @@ def _bytes(value: Value) -> bytes:
 def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
     """Return the answer of the server at a unix socket to one call, like /v1.Service/Method.
 
-    `timeout`: seconds for all of it. Raises OSError, TimeoutError among them, for no answer, and
-    ValueError, one line, for another answer than a message.
+    `timeout`: seconds for all of it. Raises OSError, TimeoutError among them, without an answer,
+    and ValueError, one line, for an answer that is no message.
     """
     deadline = time.monotonic() + timeout
     answer = bytearray()
@@ -177,7 +177,7 @@ def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
         connection.connect(path)
         connection.sendall(_request(method, message))
         for kind, flags, stream, payload in _frames(connection, deadline):
-            last = int.from_bytes(payload[:4], "big") & WINDOW  # of the streams that it answers
+            last = int.from_bytes(payload[:4], "big") & WINDOW  # the last stream that it answers
             is_ours = stream == STREAM
             if kind in {SETTINGS_FRAME, PING} and not flags & ACK:
                 connection.sendall(frame(kind, ACK, 0, payload if kind == PING else b""))
@@ -192,15 +192,14 @@ def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
     is_compressed = answer[:1] != b"\0"
     size = int.from_bytes(answer[1:MESSAGE_PREFIX], "big")
     if is_compressed or len(answer) < MESSAGE_PREFIX or size != len(answer) - MESSAGE_PREFIX:
-        why = "no whole message" if answer else "an error"  # which its trailers tell
+        why = "no whole message" if answer else "an error"  # the reason is in its trailers
         raise ValueError(f"{path} answered {method} with {why}")
     return bytes(answer[MESSAGE_PREFIX:])
 
 
 def _request(method: str, message: bytes) -> bytes:
-    """Return all that a client sends: its settings, the headers, and the message."""
     settings = b"\x00\x01" + bytes(4) + b"\x00\x04" + WINDOW.to_bytes(4, "big")
-    # Of the static table: 3 :method POST, 6 :scheme http, 4 :path, 1 :authority. Others in full.
+    # From the static table: 3 :method POST, 6 :scheme http, 4 :path, 1 :authority. Others in full.
     headers = b"\x83\x86" + b"\x04" + _literal(method) + b"\x01" + _literal("localhost")
     for name, value in (("content-type", "application/grpc"), ("te", "trailers")):
         headers += b"\x00" + _literal(name) + _literal(value)
@@ -215,7 +214,6 @@ def _request(method: str, message: bytes) -> bytes:
 
 
 def _literal(text: str) -> bytes:
-    """Return a string literal, of less than 127 bytes."""
     return bytes([len(text)]) + text.encode()
 
 

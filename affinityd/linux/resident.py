@@ -1,9 +1,9 @@
 """The NUMA nodes of a process's memory, by a sample of its pages: as fast for 500 GB as for one.
 
-move_pages(2) tells the node of any page, for which the process never waits; for the reader of
-numa_maps the kernel walks all of its pages under a lock. Both need ptrace read access: the
-process's own user, or CAP_SYS_PTRACE. Sources: proc_pid_maps(5), proc_pid_status(5), kernel
-mm/migrate.c `do_pages_stat`.
+move_pages(2) tells the node of any page, and the process never waits for it; for a reader of
+numa_maps the kernel walks all pages under a lock. Both need ptrace read access: the process's own
+user, or CAP_SYS_PTRACE. Sources: proc_pid_maps(5), proc_pid_status(5), kernel mm/migrate.c
+`do_pages_stat`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAPPED = "files"
 CUDA_MAPPED = "CUDA buffers"
 MEMORY_KINDS = (ANONYMOUS, SHARED, HUGE, MAPPED, CUDA_MAPPED)
 
-#: The line of `status` with the resident size of each kind, and of what does not move or swap; it
+#: The line of `status` with the resident size of each kind, and with what never moves or swaps; it
 #: counts CUDA buffers as shared.
 STATUS_SIZES = {
     ANONYMOUS: "RssAnon",
@@ -39,7 +39,8 @@ STATUS_SIZES = {
 }
 LOCKED = ("VmPin", "VmLck")
 
-#: A readable mapping: its addresses, device and name. The kernel's own, as [vdso], have no memory.
+#: A readable mapping: its addresses, device and name. Mappings of the kernel, such as [vdso], have
+#: no memory.
 MAPPING = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ (\w+:\w+) \d+(?! *\[v) *(.*)$", re.MULTILINE
 )
@@ -47,21 +48,22 @@ NO_DEVICE = b"00:00"  #: of anonymous memory
 DEVICE_MAPPINGS = (
     b"/dev/nvidia",
     b"/dev/infiniband/",
-)  #: mapped, they are not the process's memory
-#: The name of shared anonymous memory. Where NVIDIA's driver is mapped too, it is what
-#: cudaHostAlloc and PyTorch's pin_memory give: pinned, and not in VmPin (seen with driver 580).
+)  #: device files that are mapped: not the process's memory
+#: The name of shared anonymous memory. Where NVIDIA's driver is mapped too, this is memory of
+#: cudaHostAlloc and PyTorch's pin_memory: pinned, and not in VmPin (seen with driver 580).
 ZERO = b"/dev/zero (deleted)"
-#: File systems of files that are memory, and the names of those that no mount shows.
+#: File systems whose files are memory, and the names of those that no mount shows.
 IN_MEMORY = {b"tmpfs": SHARED, b"hugetlbfs": HUGE}
 UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
 
 ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`; by default the kernel allows 65530 mappings
-DRAWN = 1024  #: pages of one round
-ENOUGH = 800  #: how many of all must be there
+DRAWN = 1024  #: pages drawn in a round
+ENOUGH = 800  #: how many of these must be present
 ROUNDS = 4
-LEAST_PAGES = 64  #: of which a part is right within an eighth, for 95 % of samples
-#: The part of the resident memory of which the sample must tell the node. Linux 6.1 to 6.5 do not
-#: of pages that NUMA balancing watches, most often far ones (mm/gup.c `gup_can_follow_protnone`).
+LEAST_PAGES = 64  #: so many pages tell a part to within an eighth, in 95 % of samples
+#: The part of the resident memory whose node the sample must tell. Linux 6.1 to 6.5 do not tell
+#: that of pages which NUMA balancing watches, most often far ones (mm/gup.c
+#: `gup_can_follow_protnone`).
 LEAST_SEEN = 7 / 8
 
 
@@ -70,7 +72,7 @@ class ResidentMemory:
     """The resident memory of a process."""
 
     sizes: Mapping[str, int]  #: kind → bytes
-    #: (Kind, node) → pages drawn that are there; none where the kernel does not tell
+    #: (Kind, node) → drawn pages that are present; none where the kernel does not tell
     drawn: Mapping[tuple[str, int], int] = field(default_factory=dict)
     locked: Mapping[str, int] = field(default_factory=dict)  #: of LOCKED → bytes, if any
 
@@ -81,7 +83,7 @@ class ResidentMemory:
 
     @property
     def nodes(self) -> frozenset[int]:
-        """The nodes that some of it is on."""
+        """The nodes that have some of it."""
         return frozenset(node for _, node in self.drawn)
 
     @property
@@ -94,7 +96,7 @@ class ResidentMemory:
         return sizes or None
 
     def pages(self, nodes: Collection[int], kinds: Collection[str] = MEMORY_KINDS) -> int:
-        """Return how many of the pages drawn, of these kinds, are on these nodes."""
+        """Return how many of the drawn pages of these kinds are on these nodes."""
         total = 0
         for (kind, node), pages in self.drawn.items():
             if node in nodes and kind in kinds:
@@ -110,8 +112,8 @@ class ResidentMemory:
 def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
     """Return the resident memory of a process, by a sample of pages that `chosen` draws.
 
-    Only its sizes are known without ptrace read access, and where the kernel tells no node of much
-    of it; those of an ended process are 0.
+    Without ptrace read access only its sizes are known, and also where the kernel does not tell the
+    nodes of much of it. The sizes of an ended process are 0.
     """
     memory = resident_sizes(pid)
     try:
@@ -124,7 +126,7 @@ def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
 
 
 def resident_sizes(pid: int) -> ResidentMemory:
-    """Return the sizes of a process's memory alone, for which no lock is waited for."""
+    """Return only the sizes of a process's memory, without waiting for a lock."""
     status = {}
     for line in (content(f"/proc/{pid}/status") or b"").split(b"\n"):
         words = line.split()
@@ -135,7 +137,7 @@ def resident_sizes(pid: int) -> ResidentMemory:
     return ResidentMemory(sizes, locked=locked)
 
 
-#: The first address of a mapping, the one behind its last, and its kind.
+#: The first address of a mapping, the first one after it, and its kind.
 MemoryMapping = tuple[int, int, str]
 
 
@@ -147,7 +149,7 @@ def mappings_in(maps: bytes, files: Mapping[bytes, str]) -> list[MemoryMapping]:
         if name.startswith(DEVICE_MAPPINGS):
             continue
         kind = zero if name == ZERO else files.get(device)
-        if kind is None:  # the kernel has file systems of its own for huge pages, one for each size
+        if kind is None:  # the kernel has internal file systems for huge pages, one for each size
             kind = HUGE if name.startswith(UNMOUNTED) else MAPPED
         mappings.append((int(start, 16), int(end, 16), kind))
     return mappings
@@ -156,7 +158,7 @@ def mappings_in(maps: bytes, files: Mapping[bytes, str]) -> list[MemoryMapping]:
 def wait_for_lock(pid: int) -> None:
     """Wait for the lock of a process's memory, so that a signal can end the wait.
 
-    It cannot in move_pages(2): a killed reader would stay as long as the process has the lock.
+    In move_pages(2) it cannot: a killed reader would stay as long as the process has the lock.
     Source: kernel fs/proc/task_mmu.c `pagemap_read`.
     """
     with suppress(OSError):  # a kernel without CONFIG_PROC_PAGE_MONITOR, or no access
@@ -164,7 +166,7 @@ def wait_for_lock(pid: int) -> None:
 
 
 def _files_in_memory(pid: int) -> Mapping[bytes, str]:
-    """Return the kinds of memory that are no file's, by the device that `maps` has for them."""
+    """Return the kinds of memory without a file, by the device that `maps` has for them."""
     kinds = {NO_DEVICE: ANONYMOUS, _memfd_device(): SHARED}
     for line in (content(f"/proc/{pid}/mountinfo") or b"").split(b"\n"):
         here, _, there = line.partition(b" - ")
@@ -187,12 +189,12 @@ def _memfd_device() -> bytes:
 def _draw(
     pid: int, mappings: Sequence[MemoryMapping], chosen: Random
 ) -> tuple[Mapping[tuple[str, int], int], float]:
-    """Return how many pages are there, by kind and node, of those drawn, and the bytes of all such.
+    """Return how many drawn pages are present, by kind and node, and the bytes of all such pages.
 
     Raises OSError.
 
-    Each round draws a page from each of as many equal parts of all mappings. Of pages that were
-    never touched, or are swapped, the kernel knows no node: another round makes up for them.
+    Each round draws a page from each of equal parts of all mappings. Pages that were never touched,
+    or are swapped, have no node: another round makes up for them.
     """
     drawn: Counter[tuple[str, int]] = Counter()
     total = sum(end - start for start, end, _ in mappings) // PAGESIZE
@@ -218,12 +220,12 @@ def _draw(
         asked += parts
         if drawn.total() >= ENOUGH:
             break
-    most = drawn.total() + 2 * drawn.total() ** 0.5  # which another sample might have found
+    most = drawn.total() + 2 * drawn.total() ** 0.5  # another sample might have found so many
     return drawn, most * total * PAGESIZE / asked if asked else 0.0
 
 
 def room_on(node: int) -> int:
-    """Return the bytes that a node has free, or can free at once: of files not used lately."""
+    """Return the bytes that a node has free, or can free at once: files not used lately."""
     path = f"/sys/devices/system/node/node{node}/meminfo"
     room = 0
     for line in text(path).splitlines():  # Node 0 MemFree: 1024 kB

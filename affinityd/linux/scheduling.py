@@ -20,7 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
 NANOSECONDS = 10**9
 MICROSECONDS = 10**6
 
-STEAL = 7  #: its place among the numbers of a CPU in /proc/stat
+STEAL = 7  #: its place among a CPU's numbers in /proc/stat
 
 
 class ThreadTime(NamedTuple):
@@ -34,8 +34,8 @@ class Throttling(NamedTuple):
     """How long, and how often, a cgroup was throttled so far."""
 
     seconds: float = 0.0  #: summed over CPUs
-    periods: int = 0  #: of its limit, in which it was active
-    used_up: int = 0  #: those in which it used up its limit
+    periods: int = 0  #: of its limit, while it was active
+    used_up: int = 0  #: periods in which it used up its limit
 
 
 def thread_time(pid: int, tid: int, proc: str = PROC) -> ThreadTime | None:
@@ -47,7 +47,7 @@ def thread_time(pid: int, tid: int, proc: str = PROC) -> ThreadTime | None:
 
 
 def stolen_times(proc: str = PROC) -> Mapping[int, float]:
-    """Return the seconds that the hypervisor took of each online CPU: `steal`, proc_stat(5)."""
+    """Return the seconds that the hypervisor took from each online CPU: `steal`, proc_stat(5)."""
     times: dict[int, float] = {}
     for line in text(f"{proc}/stat").split("\n"):
         name, _, values = line.partition(" ")

@@ -12,22 +12,22 @@ import signal
 import sys
 from array import array
 
-#: Of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the syscall tables
-#: of arch/x86 and arch/powerpc. All of them are little-endian.
+#: The number of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the
+#: syscall tables of arch/x86 and arch/powerpc. All of these machines are little-endian.
 SYSCALL_NUMBERS = {
     "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239, "move_pages": 279, "prctl": 157},
     "aarch64": {"set_mempolicy": 237, "get_mempolicy": 236, "move_pages": 239, "prctl": 167},
     "ppc64le": {"set_mempolicy": 261, "get_mempolicy": 260, "move_pages": 301, "prctl": 171},
 }
 
-MAX_NODES = 1024  #: as many as any kernel is built for: CONFIG_NODES_SHIFT is at most 10
+MAX_NODES = 1024  #: the most of any kernel: CONFIG_NODES_SHIFT is at most 10
 MASK_BYTES = MAX_NODES // 8
-MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel takes one bit less than maxnode
+MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel reads one bit less
 MODE_FLAGS = 0b111 << 13  #: beside the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
 PREFERRED_MANY = 5  #: a mode since 5.15
 NO_SUCH_NODE = "nonexistent, without memory, or outside Mems_allowed"
 
-NO_PAGE = -9999  #: the status of a page before the kernel gives it one; no errno
+NO_PAGE = -9999  #: the status of a page before the kernel has set one; no errno
 
 PR_SET_PDEATHSIG = 1  #: prctl(2)
 
@@ -68,9 +68,9 @@ def nodes_of_pages(pid: int, addresses: array[int]) -> memoryview[int]:
 
 
 def end_with(parent: int) -> None:
-    """End when the parent has ended, also in the middle of a call that hangs. Raises OSError."""
+    """End when the parent has ended, even while a call hangs. Raises OSError."""
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that
+    if os.getppid() != parent:  # it ended before this call
         os._exit(0)
 
 

@@ -59,11 +59,11 @@ def load(name: str) -> Topology:
 
 
 def recorded(name: str) -> Sequence[Mapping[str, Any]]:
-    """Return the recorded processes of a machine: none, but of BUSY.
+    """Return the recorded processes of a machine; only BUSY has some.
 
     Each has its pid, the index and memory of its GPU, or its parent; its name, user, job or pod,
-    masks, CPUs' worth of time that it uses (busy), waits (waited, throttled) and memory by node. Of
-    one that only the driver lists there is no more than its GPU's memory.
+    masks, CPUs' worth of time that it uses (busy), waits (waited, throttled) and memory by node. A
+    process that only the driver lists has its GPU's memory alone.
     """
     processes: Sequence[Mapping[str, Any]] = _facts(name)["processes"] if name == BUSY else ()
     return processes
@@ -89,7 +89,7 @@ def _read(path: str) -> Topology:
 
 
 def build(facts: Mapping[str, Any]) -> Topology:
-    """Return the machine that the facts describe; KeyError or ValueError if they are no facts."""
+    """Return the machine that the facts describe. Raises KeyError or ValueError for wrong facts."""
     every_cpu = frozenset(range(facts["cores"] * facts["threads"]))
     cores = tuple(sorted(_cores(facts, every_cpu), key=lambda core: core.cpus))
     return Topology(
@@ -122,7 +122,7 @@ def _cores(facts: Mapping[str, Any], every_cpu: CpuSet) -> Iterator[Core]:
     for (node, package), together in places.items():
         size = facts["cores_per_llc"] or len(together)
         for start in range(0, len(together), size):
-            running = []  # the cores of the LLC group that have an online CPU
+            running = []  # the cores of the current LLC group that have an online CPU
             for siblings in together[start : start + size]:
                 cpus = tuple(cpu for cpu in siblings if cpu in online)
                 if cpus:
@@ -132,7 +132,6 @@ def _cores(facts: Mapping[str, Any], every_cpu: CpuSet) -> Iterator[Core]:
 
 
 def _owner(lists: Iterable[tuple[str, str]]) -> dict[int, int]:
-    """Return, for each CPU, the number whose cpulist names it."""
     owner: dict[int, int] = {}
     for number, cpulist in lists:
         for cpu in parse_list(cpulist):

@@ -30,7 +30,7 @@ class Marks:
 
     reserved: CpuSet = frozenset()
     allowed: CpuSet | None = None  #: by the plan's request; None: all
-    ranks: Mapping[int, Collection[int]] = field(default_factory=dict)  #: CPU → ranks, ascending
+    ranks: Mapping[int, Collection[int]] = field(default_factory=dict)  #: CPU → its ranks, sorted
     legend: tuple[tuple[int, str], ...] = ()  #: ranks, and a line for each
 
     def of_cpu(self, cpu: int) -> str:
@@ -88,7 +88,7 @@ def draw(topology: Topology, marks: Marks | None = None) -> str:
 def draw_within(
     topology: Topology, marks: Marks, legend: Sequence[tuple[str, str]] = (), style: str = ""
 ) -> str:
-    """Return a machine as an SVG element, by default for the page, which has the style."""
+    """Return a machine as an SVG element, by default for the page, which has the style sheet."""
     root = machine(topology)
     width = root.width + 2 * MARGIN
     height = root.height + 2 * MARGIN + LINE * len(legend)

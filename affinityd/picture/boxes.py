@@ -27,7 +27,7 @@ class Box:
     height: float
     lines: tuple[str, ...] = ()
     title: str = ""  #: shown where the pointer is
-    name: str = ""  #: by which the page finds it: a CPU's number, a GPU as a plan names it
+    name: str = ""  #: the page finds it by this: a CPU's number, a GPU as a plan names it
     inside: tuple[tuple[float, float, Box], ...] = field(default=())
 
 
@@ -74,8 +74,8 @@ CPU_HEIGHT = 15
 RANK_HEIGHT = 11
 DEVICE_WIDTH = 111
 DEVICE_HEIGHT = 30
-DEVICE_LETTERS = (15, 20)  #: of a device's lines, the second in smaller ones
-#: CPUs that are not online are drawn one by one up to so many.
+DEVICE_LETTERS = (15, 20)  #: of a device's lines; the second has smaller letters
+#: Most CPUs that are not online and yet drawn one by one.
 MOST_OFFLINE = 256
 
 
@@ -134,7 +134,6 @@ def _cpu(number: int) -> Box:
 
 
 def _nodes_without_cpus(topology: Topology) -> Iterator[Box]:
-    """Yield the nodes without CPUs; those that differ only in their number share a box."""
     for nodes in words.nodes_without_cpus(topology):
         named = several("NUMA node", (node.number for node in nodes if node.number is not None))
         text = "  ·  ".join(filter(None, [named, words.memory(nodes[0]), "no CPUs"]))

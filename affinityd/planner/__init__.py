@@ -33,7 +33,7 @@ class Demand(NamedTuple):
     unreserved: CpuSet  #: online − reserved
     options: Options = Options()
     #: Logical CPUs that the ranks with a home node ask for together; missing: `options.cpus` each.
-    #: Of a node without ranks other processes of the job ask.
+    #: For a node without ranks, other processes of the job ask.
     together: Mapping[int | None, int] = {}
     #: Each rank's home node, for modes that divide its cores; None: the nearest.
     homes: tuple[int | None, ...] | None = None
@@ -52,7 +52,7 @@ class PlanWarning(NamedTuple):
 class Widening(NamedTuple):
     """Why a rank has far CPUs: its home nodes had too few for its ranks' requests."""
 
-    cpus: CpuSet  #: those that were added
+    cpus: CpuSet  #: the added CPUs
     at_home: int  #: the allowed logical CPUs of the home nodes, for all of their ranks
     asked: int  #: logical CPUs that these ranks asked for together
 
@@ -70,7 +70,7 @@ class RankPlan(NamedTuple):
     threads: int  #: physical cores ÷ the ranks that share them, at least 1
     reasons: tuple[str, ...]
     widening: Widening | None = None  #: None: no CPU was added
-    is_own: bool = False  #: its CPUs are those that it was bound to, near or far
+    is_own: bool = False  #: a launcher bound it to its CPUs, near or far
 
 
 class Plan(NamedTuple):

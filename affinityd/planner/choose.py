@@ -1,6 +1,6 @@
-"""Which GPUs are near given CPUs: the plan's question the other way round. Pure.
+"""Which GPUs are near given CPUs: the plan's question in reverse. Pure.
 
-All ranks of a node are assigned at once, so that each of them, asked alone, computes the same.
+All ranks of a node are assigned at once, so that each rank computes the same assignment by itself.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def choose_gpus(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the GPUs of each rank, as places in `gpus`, at the least distance over all ranks.
 
-    A rank's distance to a GPU, of known place, is the mean over its CPUs, which are online ones, of
-    the distance between their nodes. `each` is as for `gpus_of_each`. More ranks than GPUs share
-    them: as few as can be on each, and neighbors. Of equal distances the smallest list of places in
-    rank order counts. Raises InvalidRequestError, UnsatisfiableError.
+    A rank's distance to a GPU is the mean, over its online CPUs, of the distance between the nodes
+    of CPU and GPU; all places are known. `each` is as for `gpus_of_each`. If there are more ranks
+    than GPUs, neighbors get the same GPU, and as few as can be. Of equal distances the smallest
+    list of places in rank order counts. Raises InvalidRequestError, UnsatisfiableError.
     """
     ranks = len(cpus_of_ranks)
     each = gpus_of_each(ranks, len(gpus), each)
-    # A smaller list is a smaller number, whose digits are the ranks'. Of two lists of a rank that
+    # A smaller list is a smaller number, whose digits are the ranks'. Of two lists of a rank the
     # one is smaller that has the first place in which they differ.
     places = range(len(gpus))
     if each == 1:
@@ -91,7 +91,7 @@ def gpus_of_each(ranks: int, gpus: int, each: int | None) -> int:
 def _distances(
     topology: Topology, cpus_of_ranks: Sequence[CpuSet], gpus: Sequence[Gpu]
 ) -> list[list[int]]:
-    """Return each rank's distance to each GPU, as whole numbers: all times one factor."""
+    """Return each rank's distance to each GPU, as whole numbers: all are scaled by one factor."""
     factor = lcm(*(len(cpus) for cpus in cpus_of_ranks))
     distances = []
     for cpus in cpus_of_ranks:
@@ -114,9 +114,9 @@ def _distances(
 def _assign(costs: Sequence[Sequence[int]], *, most: int, crowding: int) -> list[int]:
     """Return the GPU of each row at the least cost, by successive shortest paths.
 
-    A GPU has at most so many rows, and each costs it `crowding` more than the one before. A row
-    comes onto a GPU, from which another one moves to the next, and so on. The paths are Dijkstra's,
-    with the costs of the paths before as potentials: no reduced cost is negative.
+    A GPU has at most so many rows, and each costs it `crowding` more than the one before. A path
+    adds a row to a GPU, moves another row from there to the next GPU, and so on. The paths are
+    Dijkstra's, with the costs of earlier paths as potentials: no reduced cost is negative.
     """
     gpus = range(len(costs[0]))
     chosen: list[int] = []

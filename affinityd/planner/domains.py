@@ -46,7 +46,7 @@ def usable_cores(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
 def nearest_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[Nodes]:
     """Return for each rank the nodes with allowed CPUs that are nearest to its GPU, in order.
 
-    All are as near to a GPU of unknown place. `allowed` must hold an online CPU.
+    For a GPU of unknown place all nodes are equally near. `allowed` must hold an online CPU.
     """
     candidates = [
         number
@@ -59,8 +59,8 @@ def nearest_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> l
 def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[int | None]:
     """Return one home node for each rank, of the nearest, for modes that divide its cores.
 
-    Ranks without a choice are placed first; the others in rank order, each on the tied node that
-    is home to fewest so far, then on the lowest number. `allowed` must hold an online CPU.
+    Ranks without a choice are placed first; then the others in rank order, each on the tied node
+    that is home to the fewest so far, of these the lowest. `allowed` must hold an online CPU.
     """
     nearest = nearest_nodes(topology, gpus, allowed)
     ranks_at: Counter[int | None] = Counter()
@@ -77,7 +77,7 @@ def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list
 def domains_of(
     topology: Topology, homes: Collection[Nodes], allowed: CpuSet, *, scope: str, unique: bool
 ) -> dict[Nodes, Domain]:
-    """Return the domain of home nodes; `unique`: its ranks must not overlap with others'."""
+    """Return the domain of home nodes; `unique`: ranks of several domains must not overlap."""
     domains = {}
     if scope == "node" or not unique:
         find_domain = near_domain if scope == "node" else socket_domain
@@ -199,8 +199,8 @@ def gpu_blocks(
         keep = min(sizes, default=None)
     block_of: dict[tuple[str, int], Domain] = {}
     for gpus, domain, cut in of_nodes:
-        # Whether to divide again must not depend on `keep`: jobs that differ in `balanced` must
-        # find the same blocks.
+        # Whether to divide again must not depend on `keep`: jobs with another `balanced` must find
+        # the same blocks.
         parts: Sequence[Domain] = ()
         if allowed == demand.unreserved:
             if all(cut):
@@ -232,7 +232,6 @@ def _blocks_of_nodes(
 
 
 def _pieces(domain: Domain, number: int, cut: Split) -> tuple[Domain, ...]:
-    """Return a domain cut into so many blocks."""
     pieces = []
     for index in range(number):
         position = Position(index, number, 0, balanced=False)
@@ -252,9 +251,9 @@ def widen_domains(
 ) -> tuple[RankGroup, ...]:
     """Return the groups, whose domains hold the CPUs that their ranks asked for, `asked` each.
 
-    A domain is filled with the nearest allowed cores that are in no other group's domain, behind
-    its own, until it holds enough or none are left. A domain with a core for each of
-    its ranks stays as it is: cores added behind its end would leave the last ranks no near core.
+    A domain is filled with the nearest allowed cores that are in no other group's domain, after its
+    own, until it holds enough or none are left. A domain with a core for each of its ranks stays as
+    it is: with cores added at its end, the last ranks would get no near core.
     """
     taken: list[Core] = []
     for group in groups:
@@ -277,7 +276,7 @@ def widen_domains(
 
 
 def asked_together(demand: Demand, group: RankGroup, asked: int) -> int:
-    """Return how many logical CPUs the ranks of a group ask for, `asked` each if none says it."""
+    """Return how many logical CPUs the ranks of a group ask for; by default `asked` each."""
     return demand.together.get(group.homes[0], asked * len(group.ranks))
 
 
@@ -291,8 +290,8 @@ def top_up_cores(
 ) -> RankCores:
     """Return the cores of a unique mode, where no rank lacks CPUs while allowed ones are idle.
 
-    A division leaves cores idle that one rank lacks: cores are not cut in two, and no group takes
-    cores of another's domain.
+    A division may leave cores idle that one rank lacks: cores are not cut in two, and no group
+    takes cores of another's domain.
     """
     free = _free_cores(topology, demand, chain(*cores_of.values()))
     group_of = group_of_ranks(groups)
@@ -312,7 +311,6 @@ def group_of_ranks(groups: Iterable[RankGroup]) -> Mapping[int, RankGroup]:
 
 
 def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> list[Core]:
-    """Return the allowed cores that no rank has yet."""
     first_cpus = {core.cpus[0] for core in taken}
     allowed = usable_cores(topology.cores, demand.allowed)
     return [core for core in allowed if core.cpus[0] not in first_cpus]

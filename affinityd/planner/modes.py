@@ -17,10 +17,10 @@ Domain = tuple[Bundle, ...]
 
 
 class Position(NamedTuple):
-    """Which part of a domain is requested."""
+    """The part of a domain that is requested."""
 
-    rank: int  #: its number among those that divide the domain, from 0
-    ranks: int  #: how many divide it
+    rank: int  #: its number among the ranks that divide the domain, from 0
+    ranks: int  #: how many ranks divide it
     quota: int  #: how many bundles each may have
     balanced: bool
 
@@ -29,7 +29,7 @@ Split = Callable[[Domain, Position], Domain]
 
 
 def all_cores(domain: Domain, _position: Position) -> Domain:
-    """Every rank has all of it."""
+    """Every rank has all of the domain."""
     return domain
 
 
@@ -44,31 +44,31 @@ def one_each(domain: Domain, position: Position) -> Domain:
 
 
 def contiguous(domain: Domain, position: Position) -> Domain:
-    """Each rank has the next `q`."""
+    """Each rank has the next `q` bundles."""
     return domain[position.rank * position.quota : (position.rank + 1) * position.quota]
 
 
 def interleaved(domain: Domain, position: Position) -> Domain:
-    """Each rank has every n-th; balanced deals only as many as make the parts equal."""
+    """Each rank has every n-th bundle; balanced deals only as many as make the parts equal."""
     dealt = domain[: position.quota * position.ranks] if position.balanced else domain
     return dealt[position.rank :: position.ranks]
 
 
 def blocks(domain: Domain, position: Position) -> Domain:
-    """Each rank has a block; the remainder goes one core each to the first ranks."""
+    """Each rank has a block; the first ranks get one core more where cores remain."""
     size, remainder = divmod(len(domain), position.ranks)
     start = position.rank * size + min(position.rank, remainder)
     return domain[start : start + size + (position.rank < remainder)]
 
 
 def one_cache(domain: Domain, position: Position) -> Domain:
-    """Each rank has the next LLC group; after the last the first again."""
+    """Each rank has the next LLC group; after the last one the first again."""
     caches = largest_caches_first(domain)
     return caches[position.rank % len(caches)]
 
 
 def every_nth_cache(domain: Domain, position: Position) -> Domain:
-    """Each GPU has every n-th LLC group, and at least one, which others may have, too."""
+    """Each GPU has every n-th LLC group, and at least one, which other GPUs may have, too."""
     caches = largest_caches_first(domain)
     its_caches = caches[position.rank :: position.ranks] or [one_cache(domain, position)]
     return tuple(chain.from_iterable(its_caches))
@@ -90,7 +90,7 @@ class PlanMode(NamedTuple):
     """A row of the table: every fact about a mode."""
 
     split: Split
-    scope: str | None = None  #: its scope; the request's does not count
+    scope: str | None = None  #: its own scope; the request's has no effect
     everywhere: bool = False  #: its domain is every allowed core, not the home node's
     unique: bool = False  #: ranks never overlap
     shares: bool = False  #: ranks have all cores of their home nodes, however many ranks there are

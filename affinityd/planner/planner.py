@@ -15,8 +15,8 @@ from affinityd.planner.reasons import Reasons, too_few_cores, warnings
 from affinityd.topology.model import Core, Gpu, Topology
 from affinityd.topology.nearness import locality, near_nodes, vicinity
 
-#: The groups that were divided, with their own domains, before others' cores came in; the cores of
-#: every rank; and among which GPUs they were divided: "requested" or "node".
+#: The groups that were divided, with their own domains, before cores of others were added; the
+#: cores of every rank; and among which GPUs they were divided: "requested" or "node".
 Division = tuple[tuple[RankGroup, ...], RankCores, str]
 
 
@@ -40,7 +40,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
         far = [warning for warning in plan_warnings if warning.code in {"remote_home", "widened"}]
         if far:
             for warning in far:
-                if warning.rank == far[0].rank:  # of a rank that is both, the last one counts
+                if warning.rank == far[0].rank:  # if a rank is both, its last line counts
                     why = warning.message
             raise UnsatisfiableError(f"strict: {why}; strict=false allows it")
     return Plan(ranks, share, plan_warnings)
@@ -48,7 +48,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
 
 def _divide_cores(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     options = demand.options
-    # A mode that does not count cores gives each rank one: the request names no more.
+    # A mode that does not count cores gives each rank one: the request can ask for no more.
     if options.cpus is None or not mode.widens:
         asked = 0
     elif mode.counts:
@@ -64,7 +64,7 @@ def _divide_cores(topology: Topology, demand: Demand, mode: PlanMode) -> Divisio
                 first_core = blocks[gpu][0][0]
                 block_groups.append(RankGroup(ranks, blocks[gpu], (first_core.node,)))
             in_blocks = dict(_split(block_groups, options, mode))
-            # Ranks that plan by themselves request share=node: only their blocks keep them apart.
+            # Ranks that plan by themselves request share=node: only blocks keep them apart.
             smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
             if options.share == "node" or smallest >= asked:
                 return tuple(block_groups), in_blocks, "node"
@@ -99,7 +99,6 @@ def _group_by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[
 def _split(
     groups: Sequence[RankGroup], options: Options, mode: PlanMode
 ) -> Iterator[tuple[int, tuple[Core, ...]]]:
-    """Yield (rank, its cores, best first) of every rank."""
     balanced = mode.balances and options.balanced
     smallest_quota = min(len(group.domain) // len(group.ranks) for group in groups)
     for group in groups:
@@ -126,7 +125,7 @@ def _rank_plans(
         cut[rank] = cores[:most]
         ranks_on.update([core.cpus[0] for core in cut[rank]])
     group_of = domains.group_of_ranks(groups)
-    sets: dict[CpuSet, CpuSet] = {}  # of 256 ranks most have the same CPUs, and replies are kept
+    sets: dict[CpuSet, CpuSet] = {}  # most of 256 ranks have the same CPUs, and replies are kept
     for rank, cores in cut.items():
         if len(cores_of[rank]) < least:
             raise UnsatisfiableError(too_few_cores(demand, rank, cores_of, least))

@@ -175,7 +175,7 @@ def warnings(
         if rank.cpus <= topology.slow:
             message = f"all its cores are of a slower kind than CPUs {format_list(fast)}"
             yield PlanWarning("slow_cores", f"rank {rank.rank}: {message}", rank.rank)
-    # With share=node ranks on other GPUs, which plan by themselves, use the rest.
+    # With share=node the ranks on other GPUs, which plan by themselves, use the rest.
     if options.cpus is not None and not mode.everywhere and share != "node":
         nearest = nearest_nodes(topology, demand.gpus, demand.allowed)
         homes = {*demand.together}.union(*nearest)

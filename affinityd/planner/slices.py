@@ -1,6 +1,6 @@
-"""CPUs that are a process's own: the deal of a Slurm step, and what a mode chooses in them. Pure.
+"""CPUs that are a process's own: the deal of a Slurm step, and a mode's choice within them. Pure.
 
-A slice is the CPUs that Slurm bound one task to. Slurm gives out slices without looking at where a
+A slice is the CPUs that Slurm bound one task to. Slurm gives out slices without regard to where a
 task's GPU is. The tasks exchange CPUs, so that each has as many as before, all its own, and as many
 near its GPUs as can be. docs/slurm.md has the rule, "What each task gets".
 """
@@ -19,7 +19,7 @@ from affinityd.text import count
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN, locality, vicinity
 
-#: Whether CPUs are a part of a core alone, the core's CPUs, and those in the pool.
+#: Whether the CPUs are only a part of a core, the core's CPUs, and those in the pool.
 Part = tuple[bool, tuple[int, ...], tuple[int, ...]]
 
 
@@ -46,7 +46,8 @@ def deal(
     dealt = tuple(exchange.dealt)
     if not is_whole or _are_whole(dealt, cores):
         return dealt
-    # Cores differ in size, as where a CPU is offline: tasks with smaller ones keep their slices.
+    # Cores may differ in size, as where a CPU is offline: tasks with smaller cores keep their
+    # slices.
     largest = max(len(core.cpus) for core in cores)
     small = cpus_of(core for core in cores if len(core.cpus) < largest)
     if small.isdisjoint(frozenset[int]().union(*slices)):
@@ -59,7 +60,7 @@ def deal(
 
 
 class _Exchange:
-    """The tasks that are not wholly near, and the CPUs that they put in."""
+    """The tasks that are not wholly near, and the CPUs that they put into the pool."""
 
     def __init__(
         self, slices: Sequence[CpuSet], near: Sequence[CpuSet | None], fixed: CpuSet
@@ -93,7 +94,7 @@ class _Exchange:
                     break
 
     def put_in(self, cores: Sequence[Core]) -> None:
-        """Collect what was not taken; each task that is left keeps its near part."""
+        """Collect what was not taken; each remaining task keeps its near part."""
         for task in self.near:
             self.pool |= self.slices[task] - self.fixed
         for task, near_cpus in self.near.items():
@@ -112,7 +113,7 @@ class _Exchange:
                 heapq.heappush(self.parts.setdefault(core.node, []), part)
 
     def take_near_cores(self) -> None:
-        """Let the tasks that are left take a near core each, in turns."""
+        """Let the remaining tasks take a near core each, in turns."""
         taking = list(self.left)
         while taking:
             taking = [task for task in taking if self._take_near_core(task)]
@@ -136,7 +137,7 @@ class _Exchange:
         return True
 
     def take_what_is_left(self, cores: Sequence[Core]) -> None:
-        """Fill the tasks up with far CPUs: whole cores first, those that they put in first."""
+        """Fill the tasks up with far CPUs: whole cores first, and of these their own first."""
         for task in self.left:
             if not self._lack(task):
                 continue
@@ -166,7 +167,6 @@ class _Exchange:
 
 
 def _are_whole(slices: Sequence[CpuSet], cores: Iterable[Core]) -> bool:
-    """Return whether no slice has a part of a core."""
     owner: dict[int, int] = {}
     for task, cpus in enumerate(slices):
         for cpu in cpus:
@@ -190,8 +190,8 @@ def plan_within(
 ) -> Plan:
     """Plan a process that has these CPUs for itself: the mode chooses within them.
 
-    `ranks` are the numbers of its GPUs' ranks, which may be one number; (): from 0 on. `because` is
-    the reason for these CPUs, `remedy` what gives others where none is near.
+    `ranks` are the numbers of its GPUs' ranks, maybe all the same; (): from 0 on. `because` is the
+    reason for these CPUs; `remedy` says how to get others where none is near.
 
     Raises UnsatisfiableError where `min_physical_cores` or `strict` cannot hold.
     """

@@ -22,7 +22,7 @@ from affinityd.text import MAX_QUOTED, quote, whole_number
 from affinityd.topology.model import Gpu, Topology
 
 UUID_KINDS = ("GPU-", "MIG-")
-#: Intel's Max 1550 and 1350: each has two tiles.
+#: Intel's Max 1550 and 1350, with two tiles each.
 INTEL_TWO_TILES = ("8086:0bd5", "8086:0bd6", "8086:0bd7", "8086:0bd8")
 #: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
 STRTOUL = r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)"
@@ -55,13 +55,13 @@ class VisibleDevices(NamedTuple):
     """The devices that a caller sees."""
 
     by_index: Mapping[int, ComputeDevice]  #: ascending
-    nameable: tuple[ComputeDevice, ...]  #: by UUID or PCI bus id
-    hidden_by: str | None = None  #: the variable, with its value, that leaves none visible
+    nameable: tuple[ComputeDevice, ...]  #: what a UUID or PCI bus id may name
+    hidden_by: str | None = None  #: the variable, with its value, that hides all of them
     doubt: Doubt | None = None  #: None: the numbering is certain
     cut: str | None = None  #: the variable whose list ends early, and where
 
 
-#: How a request names a device, or would have, and the device.
+#: How a request names a device, or would name it, and the device.
 Entry = tuple[str, ComputeDevice]
 
 
@@ -74,14 +74,14 @@ def all_devices(topology: Topology) -> VisibleDevices:
 
 
 def number_devices(devices: Sequence[ComputeDevice]) -> VisibleDevices:
-    """Return the view of a caller of these devices: it counts those of the first vendor."""
+    """Return the view of a caller with these devices: it counts those of the first vendor."""
     of_vendor = [device for device in devices if device.gpu.vendor == devices[0].gpu.vendor]
     nameable = tuple(dict.fromkeys(_with_instances(devices)))
     return VisibleDevices(dict(enumerate(of_vendor)), nameable)
 
 
 def number_tiles(seen: VisibleDevices) -> VisibleDevices:
-    """Return the view of a caller to whom each tile of Intel's GPUs is a device."""
+    """Return the view of a caller for which each tile of Intel's GPUs is a device."""
     if not any(device.gpu.pci_id in INTEL_TWO_TILES for device in seen.by_index.values()):
         return seen
     tiles: list[ComputeDevice] = []
@@ -95,7 +95,8 @@ def number_tiles(seen: VisibleDevices) -> VisibleDevices:
 def find_entries(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...]:
     """Return the device of each entry of a request's `gpus`, in rank order; None means all.
 
-    Raises InvalidRequestError for an entry that can name no GPU, NoSuchGpuError for one unseen.
+    Raises InvalidRequestError for an entry that can name no GPU, NoSuchGpuError for one that is not
+    visible.
     """
     if names is None:
         if not seen.by_index:
@@ -110,7 +111,8 @@ def find_entries(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Ent
 def with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevice]:
     """Return the devices whose UUIDs begin with a name."""
     devices = [device for device in nameable if (device.uuid or "").startswith(name)]
-    # Drivers before R470 name an instance so: NVIDIA MIG User Guide, "CUDA Visible Devices".
+    # Drivers before R470 use such names for instances: NVIDIA MIG User Guide, "CUDA Visible
+    # Devices".
     if not devices and (older := re.fullmatch(r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+", name)):
         gpus = {device.gpu for device in nameable if device.gpu.uuid == older[1]}
         devices = [ComputeDevice(gpu, name) for gpu in gpus]
@@ -144,7 +146,7 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
 
 
 def is_number(entry: str) -> bool:
-    """Return whether an entry is digits alone."""
+    """Return whether an entry has only digits."""
     return entry.isascii() and entry.isdigit()
 
 
@@ -181,7 +183,7 @@ def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
     seen = granted
     for variable, text in _lists(value, vendors).items():
         listed = text
-        if variable == ZE_MASK:  # the order stays that of the driver
+        if variable == ZE_MASK:  # the driver's order stays
             listed = ",".join(map(str, _ze_devices(text)))
         seen = _read_list(variable, listed, seen)
     return seen._replace(nameable=granted.nameable)
@@ -197,15 +199,16 @@ def _lists(value: str, vendors: Collection[str]) -> dict[str, str]:
 
 
 def _ze_devices(text: str) -> list[int]:
-    """Return the devices in a ZE_AFFINITY_MASK, of which 0.1 is a tile of 0."""
+    """Return the devices in a ZE_AFFINITY_MASK, where 0.1 is a tile of 0."""
     return sorted({_strtoul(entry) for entry in text.split(",")} - {-1})
 
 
 def narrow_visible(value: str | None, vendor: str, numbers: Sequence[int]) -> tuple[str, str]:
     """Return the variable, and its value, that leaves a caller these of the devices it sees.
 
-    `numbers` are the caller's, `value` what its variables are now. No text of the caller is in the
-    result: a shell may read it. Raises UnsatisfiableError where the vendor has no such variable.
+    `numbers` are the caller's, `value` what its variables are now. The result has no text of the
+    caller, since a shell may read it. Raises UnsatisfiableError where the vendor has no such
+    variable.
     """
     if vendor not in VISIBLE:
         raise UnsatisfiableError(f"choose: no variable is known that chooses GPUs of {vendor}")
@@ -251,7 +254,7 @@ def _read_list(variable: str, text: str, seen: VisibleDevices) -> VisibleDevices
 
 
 def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:
-    """Return a list's devices: it ends at the first that is unreadable, negative or not here."""
+    """Return a list's devices: it ends before an unreadable, negative or missing one."""
     numbers = list(takewhile(lambda number: number >= 0, map(_strtoul, entries)))
     if len(set(numbers)) < len(numbers):
         return ()
@@ -260,7 +263,7 @@ def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevi
 
 
 def _strtoul(entry: str) -> int:
-    """Read the number that an entry begins with; negative where it begins with none."""
+    """Return the number at the beginning of an entry; negative where there is none."""
     match = re.match(STRTOUL, entry)
     if match is None:
         return -1

@@ -25,7 +25,7 @@ class PlannedGpu:
     pci_bus_id: str
     vendor: str
     model: str | None
-    #: Its names in containers: device files, UUIDs, PCI bus id. With whose=node.
+    #: Its names in containers: device files, UUIDs, PCI bus id. Only with whose=node.
     names: Sequence[str] | None = left_out()
 
 
@@ -36,7 +36,7 @@ class PlannedNic:
     name: str  #: of the device: mlx5_2
     port: int
     pci_bus_id: str
-    link: Annotated[str, OneOf(LINKS)]  #: to the GPU, as nvidia-smi topo -m says it
+    link: Annotated[str, OneOf(LINKS)]  #: to the GPU, in the words of nvidia-smi topo -m
     gbps: int | None
     link_layer: str | None
     netdev: str | None
@@ -63,7 +63,7 @@ class PlannedRank:
 
 @dataclass(frozen=True)
 class UnderstoodRequest:
-    """The request as understood, every default filled in."""
+    """The request as understood, with every default."""
 
     gpus: Sequence[str]
     mode: Annotated[str, OneOf(tuple(MODES))]
@@ -107,7 +107,7 @@ class PlanDocument:
     cpulist: CpuList
     ranks: Sequence[PlannedRank]
     warnings: Sequence[WarningDocument]
-    #: The node's AFFINITYD. With whose=node.
+    #: The node's AFFINITYD. Only with whose=node.
     switch: Annotated[str, OneOf(SWITCHES)] | None = left_out()
 
 

@@ -34,11 +34,12 @@ BUS_ORDER = "PCI_BUS_ID"
 VISIBLE = {"nvidia": (CUDA,), "amd": (ROCR, HIP), "huawei": (ASCEND,), "8086": (ZE_MASK,)}
 VISIBLE_NAMES = tuple(chain.from_iterable(VISIBLE.values()))
 MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"  #: the folder of the MPS daemon, for its clients
-MPS_LIST = "AFFINITYD_MPS_DEVICES"  #: its own CUDA_VISIBLE_DEVICES, as commands read it
-MPS_UNKNOWN = "unknown"  #: the daemon is another user's
-#: Vendors' variables that choose devices in an order that affinityd does not know, if by number.
+MPS_LIST = "AFFINITYD_MPS_DEVICES"  #: that daemon's CUDA_VISIBLE_DEVICES, as commands read it
+MPS_UNKNOWN = "unknown"  #: the daemon belongs to another user
+#: Vendors' variables that choose devices, maybe by number, in an order that affinityd does not
+#: know.
 RENUMBERING = {"1da3": "HABANA_VISIBLE_MODULES", "8086": "ONEAPI_DEVICE_SELECTOR"}
-#: About a plan, and no parameters of one.
+#: Variables about a plan that are no parameters of it.
 OF_PLAN = (CPUS, CHOOSE_GPU, GPU_ORDER)
 
 ENV = "env"  #: the parameter that carries a variable as NAME=VALUE
@@ -47,8 +48,8 @@ SLURM_JOB = "SLURM_JOB_ID"
 SLURM_TASK = "SLURM_LOCALID"
 FLUX_TASK = "FLUX_TASK_LOCAL_ID"
 LOCAL_RANK = "LOCAL_RANK"
-#: Launchers: the variable of the local rank, and those of their number. The nearest to
-#: the process comes first: torchrun runs under srun, and mpirun's ranks inherit srun's variables.
+#: Launchers: the variable of the local rank, and those of the number of ranks. The nearest to the
+#: process comes first: torchrun runs under srun, and mpirun's ranks inherit srun's variables.
 LAUNCHERS = {
     LOCAL_RANK: ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # torchrun and accelerate; deepspeed
     "OMPI_COMM_WORLD_LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
@@ -61,7 +62,7 @@ LAUNCHERS = {
     FLUX_TASK: ("FLUX_JOB_SIZE",),
     SLURM_TASK: (),
 }
-#: How launchers, by the variable of the rank, are told not to bind it.
+#: How to tell a launcher, by the variable of its rank, not to bind it.
 UNBINDING = {
     "LOCAL_RANK": "torchrun without --numa-binding, deepspeed without --bind_cores_to_rank",
     "OMPI_COMM_WORLD_LOCAL_RANK": "mpirun --bind-to none",
@@ -73,7 +74,7 @@ UNBINDING = {
     FLUX_TASK: "flux run -o cpu-affinity=off",
 }
 TORCHRUN = "TORCHELASTIC_RUN_ID"  #: set by torchrun for each of its workers
-#: Slurm's steps from here on are no tasks of srun: interactive, batch, extern (slurm.h).
+#: Slurm's step numbers from here on are no tasks of srun: interactive, batch, extern (slurm.h).
 SLURM_SPECIAL_STEP = 0xFFFFFFFA
 
 #: The CPUs that a process may use, before a pin: `exec` exports them, and commands send them.
@@ -84,10 +85,10 @@ SLICE = "AFFINITYD_SLICE"
 JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its limit
 #: The GPUs that were chosen for a process, in the node's numbering; commands send it of this task.
 GPUS = "AFFINITYD_GPUS"
-PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: the task that a process was pinned for
+PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: Commands send it if a GPU was chosen
 JOB_GPUS = "AFFINITYD_JOB_GPUS"  #: the GPUs of a job on this node, in the node's numbering
 NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-#: Variables by which a process may count its GPUs otherwise than the node.
+#: Variables by which a process may number its GPUs differently from the node.
 OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY, *RENUMBERING.values())
 #: The variables about a process's task, which commands send to the daemon.
 SENT = (
@@ -123,10 +124,10 @@ SENT = (
 )
 #: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
-#: All that `env` may name; scripts send the others as well.
+#: All names that `env` may have; scripts send the others as well.
 READ = frozenset((*SENT, *PARAMETER_VARIABLES.values()))
 
-#: Variables by which libraries and launchers undo a pin, each with the switch that ends that.
+#: Variables by which libraries and launchers undo a pin, each with the switch that stops that.
 REBINDS = {
     "GOMP_CPU_AFFINITY": "OMP_PROC_BIND=false",
     "OMP_PROC_BIND": "OMP_PROC_BIND=false",
@@ -157,7 +158,7 @@ class Rank:
 
 
 def gpus_in(value: str) -> int:
-    """Return how many GPUs a value of `visible` names; of ROCm's variables, the last one counts."""
+    """Return how many GPUs a value of `visible` names; of ROCm's variables the last counts."""
     return len(value.rpartition("=")[2].split(","))
 
 
@@ -171,7 +172,7 @@ def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
         is_other = values.get(ROCR) != environ.get(CUDA)
         if HIP in names and vendors and not values.get(HIP) and is_other:
             values[HIP] = environ.get(CUDA, "")
-        if not values.get(HIP, "all"):  # it takes an empty one for none that is set
+        if not values.get(HIP, "all"):  # HIP reads an empty one as one that is not set
             del values[HIP]
         if values:
             return ";".join(
@@ -184,9 +185,9 @@ def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
 def local_rank(environ: Environment) -> Rank | None:
     """Return the local rank that the nearest launcher gave; None where there is none.
 
-    If that one does not know how many there are, a farther one with the same rank counts: a script
-    under srun exports LOCAL_RANK=$SLURM_LOCALID. A count of one proves nothing: the process may be
-    one of many that a farther one counts. Raises InvalidRequestError.
+    If that launcher does not tell the number of ranks, a farther one with the same rank counts: a
+    script under srun exports LOCAL_RANK=$SLURM_LOCALID. A number of one proves nothing: the process
+    may be one of many ranks of a farther launcher. Raises InvalidRequestError.
     """
     ranks = list(_ranks(environ))
     if not ranks:
@@ -196,7 +197,7 @@ def local_rank(environ: Environment) -> Rank | None:
     of_several = [rank for rank in ranks if (rank.size or 0) > 1]
     if nearest.size == 1 and of_several and not of_torchrun:
         nearest = of_several[0]
-    no_mpi = (LOCAL_RANK, FLUX_TASK, SLURM_TASK)  # of those of MPI none is always the nearer
+    no_mpi = (LOCAL_RANK, FLUX_TASK, SLURM_TASK)  # of several MPI launchers either may be nearer
     among = [rank for rank in ranks if rank.variable not in no_mpi and rank.size != 1]
     for rank in among[1:]:
         sizes = {rank.size, among[0].size} - {None}
@@ -207,7 +208,8 @@ def local_rank(environ: Environment) -> Rank | None:
             if rank.size == nearest.size and not of_torchrun:
                 raise _contradiction(nearest, rank)
             continue
-        # A script may export the number of tasks as well; torchrun in a task has ranks of its own.
+        # A script may export the number of tasks as well; torchrun within a task has ranks of its
+        # own.
         is_script_s = rank.variable == SLURM_TASK and rank.size == nearest.size
         if nearest.size is None or (is_script_s and TORCHRUN not in environ):
             return rank
@@ -246,7 +248,7 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
             step = number(environ.get("SLURM_STEP_ID"))
             in_no_step = SLURM_JOB in environ and step is None
             if rank == 0 and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP):
-                continue  # Slurm numbers a batch script and an interactive shell, too
+                continue  # Slurm also numbers a batch script and an interactive shell
             tasks = slurm_tasks(environ)
             size = tasks if tasks is not None and rank < tasks else None
         elif variable != FLUX_TASK or environ.get("FLUX_JOB_NNODES") == "1":  # else the job's
@@ -258,20 +260,20 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
 
 
 def _count(environ: Environment, name: str) -> int | None:
-    """Return a launcher's number; None: it gave none. Raises InvalidRequestError."""
     value = environ.get(name)
     if not value or value == "-1":  # trainers' word for no rank
         return None
     count = number(value)
     if count is None:
-        raise InvalidRequestError(f"{name}={quote(value)} is no number: unset it")
+        raise InvalidRequestError(f"{name}={quote(value)}trainers write it for no rank")
     return count
 
 
 def is_alone(environ: Environment, rank: Rank) -> bool:
     """Return whether a task is the only one of its launcher here: it has all GPUs that it sees.
 
-    So is the first where no launcher says how many there are. torchrun's worker has LOCAL_RANK's.
+    So is the first one where no launcher tells the number. A worker of torchrun has the GPU of
+    LOCAL_RANK.
     """
     if rank.variable == LOCAL_RANK and TORCHRUN in environ:
         return False
@@ -311,7 +313,7 @@ def job_cpus(environ: Environment) -> int | None:
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
-    """Return a process's mask, or, if affinityd set that, the CPUs that it was planned on."""
+    """Return a process's mask, or the CPUs that affinityd planned on if it set the mask."""
     pinned = read_cpus(environ, CPULIST)
     allowed = read_cpus(environ, ALLOWED)
     if pinned == mask and pinned <= allowed:
@@ -320,7 +322,7 @@ def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
 
 
 def read_cpus(environ: Environment, name: str) -> CpuSet:
-    """Return the CPUs in a variable; empty where it has none, or is malformed."""
+    """Return the CPUs in a variable; empty if it has none, or is malformed."""
     try:
         return parse_list(environ.get(name, ""))
     except ValueError:
@@ -330,8 +332,8 @@ def read_cpus(environ: Environment, name: str) -> CpuSet:
 def task_of(environ: Environment) -> str:
     """Return what the variables say of a process's task: its step, ranks, GPUs and settings.
 
-    A pin holds for one task: a launcher's ranks, which inherit its variables, are others. A script
-    of a rank may export its number by another name. Raises InvalidRequestError.
+    A pin holds for one task; ranks of a launcher that inherit its variables are other tasks. A
+    script of a rank may export its number by another name. Raises InvalidRequestError.
     """
     again = variables_of_rank(environ)[:-1]
     launchers = [name for name in LAUNCHERS if name not in again]

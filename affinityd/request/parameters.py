@@ -1,6 +1,6 @@
 """The query of a plan: its parameters, and what the caller's variables say about it. Pure.
 
-The parameters are one table for the API, its OpenAPI document and the command line.
+The API, its OpenAPI document and the command line have one table of parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from affinityd.request.task_cpus import read_masks
 from affinityd.text import one_of, quote, whole_number
 
 #: Of a query, and of a value, in characters: the masks of 256 tasks on 512 CPUs take 34,000, a list
-#: of every second one of 8192 CPUs 20,000.
+#: of every second CPU of 8192 takes 20,000.
 MAX_LENGTH = 49152
 MAX_NUMBER = 2**31
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "nics", "map_gpu")
@@ -31,12 +31,12 @@ class Request(NamedTuple):
     """A request as understood; equal requests have equal answers."""
 
     task: Task = Task()
-    observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
-    nics: int | None = None  #: how many of each rank; None: its GPU's part
+    observe: CpuSet | None = None  #: where the caller runs and stays; None: it applies its plan
+    nics: int | None = None  #: how many for each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
     choose: str | None = None  #: "gpu": the ranks keep their CPUs, and near GPUs are chosen
-    gpus_per_rank: int | None = None  #: that are chosen; None: as many as there are for each
+    gpus_per_rank: int | None = None  #: how many to choose; None: all ranks get equally many
     options: Options = _DEFAULTS
 
 
@@ -50,7 +50,7 @@ class Parameter(NamedTuple):
 
 
 def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
-    """Read (name, value) pairs. Raises InvalidRequestError, which names the first that is wrong."""
+    """Read (name, value) pairs. Raises InvalidRequestError, which names the first wrong one."""
     values: dict[str, Any] = {}
     for name, text in pairs:
         parameter = PARAMETERS.get(name)
@@ -66,7 +66,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
         except ValueError as error:
             raise InvalidRequestError(f"{name}: {error}") from None
     if "scope" in values:
-        values.setdefault("mode", "all")  # node is all of the node, for any scope
+        values.setdefault("mode", "all")  # `all` is all of the node, in any scope
     of_options = Options.__annotations__.keys() & values.keys()
     options = Options(**{name: values.pop(name) for name in of_options})
     most = options.max_physical_cores
@@ -89,7 +89,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """Return a hint for an unknown name: the known one that is most alike, else all."""
+    """Return a hint for an unknown name: the known one that is most similar, else all."""
     import difflib  # noqa: PLC0415 - a rank has no use for it
 
     near = difflib.get_close_matches(name[:64], known, n=1)
@@ -97,7 +97,7 @@ def suggestion(name: str, known: Collection[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a value that can be read in no time and answered as JSON."""
+    """Return a value that is short enough to read, and that JSON can hold."""
     if len(text) > MAX_LENGTH:
         raise ValueError(f"{len(text)} characters are too many; the most is {MAX_LENGTH}")
     is_utf8 = text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
@@ -159,7 +159,7 @@ def _read_ranks(text: str) -> tuple[int, ...]:
 
 
 def read_listed(text: str) -> str:
-    """Return a list of few entries. Raises ValueError before any is read."""
+    """Return a list of few entries. Raises ValueError before it reads any."""
     _few(text.count(",") + 1, "entries")
     return text
 
@@ -170,7 +170,6 @@ def _few(number: int, noun: str) -> None:
 
 
 def _choice(text: str, *words: str) -> Parameter:
-    """Return a parameter that is one of these words, the first by default."""
     schema = {"type": "string", "enum": list(words), "default": words[0]}
     return Parameter(one_of(*words), text, schema)
 
@@ -180,8 +179,6 @@ def _flag(text: str, *, default: bool) -> Parameter:
 
 
 def _number(text: str, most: int = MAX_NUMBER, **schema: int) -> Parameter:
-    """Return a parameter that is a whole number from 1."""
-
     def read(value: str) -> int:
         number = whole_number(value, most)
         if not number:
@@ -262,9 +259,9 @@ VARIABLE = Parameter(
 
 
 def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
-    """Read (name, value) pairs, of which several may be variables; stated parameters override them.
+    """Read (name, value) pairs; some may be variables, and stated parameters override these.
 
-    Raises InvalidRequestError, which names the first that is wrong.
+    Raises InvalidRequestError, which names the first wrong pair.
     """
     query = list(pairs)
     environ = _environment(text for name, text in query if name == ENV)
@@ -302,7 +299,6 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
 
 
 def _environment(assignments: Iterable[str]) -> dict[str, str]:
-    """Read NAME=VALUE texts. Raises InvalidRequestError."""
     environ: dict[str, str] = {}
     for text in assignments:
         name, equals, value = text.partition("=")

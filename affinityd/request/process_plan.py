@@ -1,6 +1,6 @@
 """A plan as the format `shell` has it: a table of its variables, for both sides. Pure.
 
-A rank that asks a daemon imports this, and no planner.
+A rank that asks a daemon imports this module, and not the planner.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class ProcessPlan:
     allowed: CpuSet
     memory_nodes: CpuSet
     visible_memory: CpuSet = frozenset()  #: the nodes near any GPU that it sees
-    near: CpuSet | None = None  #: of the allowed CPUs; told where others were added
+    near: CpuSet | None = None  #: of the allowed CPUs; set where others were added
     gpus: CpuSet = frozenset()  #: the node's own indices; none where they are not certain
-    visible: Mapping[str, str]  #: the variable that leaves it the GPUs that were chosen for it
+    visible: Mapping[str, str]  #: the variable by which it sees only the GPUs chosen for it
     nodes: CpuSet = frozenset()  #: the home nodes
     locality: str
     threads: int
     switch: str = ON
     rdma: tuple[str, ...] = ()  #: ports, like mlx5_2:1
     warning_codes: tuple[str, ...] = ()
-    source: str = "daemon"  #: of the topology: or "node.json" or "sysfs"
-    trouble: str | None = None  #: why no daemon planned it; None: there was none, or no trouble
+    source: str = "daemon"  #: of the topology; or "node.json", "sysfs"
+    trouble: str | None = None  #: why no daemon made the plan; None: one did, or there is none
     replayed: str | None = None  #: the setting that names another machine than this one
 
     def __init__(self, **fields: object) -> None:  # a dataclass takes as long as Python's start
@@ -39,7 +39,6 @@ class ProcessPlan:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Return the different words that commas separate."""
     return tuple(filter(None, dict.fromkeys(text.split(","))))
 
 
@@ -61,7 +60,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], object], Callable[..., str]]] = 
 
 
 def read_plan(text: str) -> ProcessPlan:
-    """Read a plan of the format `shell`. Raises ValueError, one line, for a text that is none."""
+    """Read a plan of the format `shell`. Raises ValueError, one line, for any other text."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     plan = ProcessPlan(visible={name: values[name] for name in VISIBLE_NAMES if name in values})
     required = {"cpus", "allowed", "memory_nodes", "locality", "threads"}  # in all releases

@@ -1,7 +1,7 @@
-"""The plan of a request's ranks: which GPU each drives, which of them ask, and for how many CPUs.
+"""The plan of a request's ranks: which GPU each rank drives, which are asked for, and their CPUs.
 
-A task is a process that a launcher started. It may drive several GPUs, a rank of the plan each, and
-several tasks may share a GPU.
+A task is a process that a launcher started. It may drive several GPUs, each a rank of the plan, and
+several tasks may drive one GPU.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from affinityd.request.task_cpus import SlurmTask
 from affinityd.topology.model import Gpu, Node, Topology
 
 UNKNOWN_CPUS = "choose: the CPUs of the other ranks are not known"
-TOLERATED = 8  #: one core in so many may be kept from a job that has a machine for itself
+TOLERATED = 8  #: one core in so many may be kept from a job that has the machine for itself
 
 #: The GPUs of each rank of a node.
 GpusOfRanks = tuple[tuple[Entry, ...], ...]
-#: All ranks of a node ask at once, and the same GPUs are chosen. 256 sets of CPUs take 8 MB.
+#: All ranks of a node ask at once, with the same result. 256 sets of CPUs take 8 MB.
 _choose_once = lru_cache(1)(choose_gpus)
 
 
@@ -52,22 +52,22 @@ class Resolved:
     task: Task  #: the request's
     seen: VisibleDevices
     entries: tuple[Entry, ...]  #: the GPUs that it names, else all that it sees
-    job: tuple[Entry, ...]  #: those of its job; (): not known
+    job: tuple[Entry, ...]  #: the GPUs of its job; (): not known
     cpuset: CpuSet  #: the CPUs that it states, else those of its caller, else all
-    mask: CpuSet | None  #: of a Slurm task now, else the stated CPUs; None: not known
+    mask: CpuSet | None  #: of a Slurm task, as it is; else the stated CPUs; None: unknown
     within: CpuSet | None  #: the CPUs of its cgroup; None: not known
-    allowed: CpuSet  #: those to plan on, unless it is a task of Slurm
+    allowed: CpuSet  #: the CPUs to plan on, except for tasks of Slurm
 
 
 class Planned(NamedTuple):
     """A plan, and the ranks that it is for."""
 
-    entries: tuple[Entry, ...]  #: rank i drives the i-th
+    entries: tuple[Entry, ...]  #: rank i drives entry i
     asked: frozenset[int]  #: the requested ranks
-    options: Options  #: as planned by
+    options: Options  #: the options of the plan
     plan: Plan
     allowed: CpuSet  #: the CPUs that were planned on
-    #: The variables that leave a rank the GPUs that were chosen for it
+    #: The variables by which a rank sees only the GPUs chosen for it
     visible: Mapping[int, Mapping[str, str]] = {}
 
 
@@ -144,7 +144,8 @@ def _place_on_own_gpus(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset
 def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
     """Return the GPUs that ranks are assumed to use, where all see the same ones: in turns.
 
-    Fewer ranks than GPUs have a block each; or AFFINITYD_GPU_ORDER says it. Raises BoundError.
+    If there are fewer ranks than GPUs, each has a block; AFFINITYD_GPU_ORDER may say otherwise.
+    Raises BoundError.
     """
     entries = resolved.entries
     listed = resolved.task.gpu_order
@@ -181,10 +182,10 @@ def check_step_gpus(task: SlurmTask, visible: Sequence[Entry]) -> None:
 def plan_chosen(resolved: Resolved) -> Planned | None:
     """Plan ranks on GPUs that are chosen for them, of those that all ranks of a node see.
 
-    It is one of four cases, and the same one in every rank. The GPUs are the rank's own, also as
-    chosen before: None. The CPUs of all ranks are known: they keep them, and have the GPUs near
-    them. The launcher has bound none: rank i has GPU i, and CPUs near it. Else AffinityError is
-    raised, which says what is not known.
+    Every rank finds the same one of four cases. The GPUs are the rank's own, also by an earlier
+    choice: None. The CPUs of all ranks are known: they keep them, and get the GPUs near them. The
+    launcher has bound no rank: rank i has GPU i, and CPUs near it. Else AffinityError says what is
+    not known.
     """
     task = resolved.task
     topology = resolved.node.topology
@@ -233,7 +234,7 @@ def plan_chosen(resolved: Resolved) -> Planned | None:
 def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
     if task.slurm:
         return [task.slurm.number], task.slurm.tasks
-    if not task.rank:  # a command asks for all
+    if not task.rank:  # a command asks for all ranks
         ranks = len(task.masks) or 1
         return range(ranks), ranks
     if not task.ranks:
@@ -246,8 +247,8 @@ def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
 def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
     """Return the CPUs that the launcher gave each rank of a node; (): it bound none of several.
 
-    A pin of affinityd counts as what the launcher's list has: all choose alike, also those that are
-    not pinned. Raises UnsatisfiableError where they are not known.
+    A CPU set by affinityd's pin counts as in the launcher's list: all ranks choose alike, also
+    those that are not pinned. Raises UnsatisfiableError where the CPUs are not known.
     """
     task = resolved.task
     online = resolved.node.topology.online
@@ -266,7 +267,7 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
         raise UnsatisfiableError("choose: a rank has no CPU that is online here")
     if slurm is None:
         return known
-    if 1 < len(listed) < ranks and not task.bound:  # a user's list goes on from the first
+    if 1 < len(listed) < ranks and not task.bound:  # a user's list starts anew from its first entry
         raise UnsatisfiableError(f"{UNKNOWN_CPUS}: Slurm lists {len(listed)} of {ranks}")
     own = known[slurm.number]
     now = (resolved.mask or frozenset()) & online
@@ -278,7 +279,7 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
 
 
 def _variables_of(resolved: Resolved, own: Sequence[Entry]) -> dict[str, str]:
-    """Return the variables that leave a rank these GPUs, by their numbers as its driver counts."""
+    """Return the variables by which a rank sees only these GPUs, by its driver's numbers."""
     task = resolved.task
     numbers = [int(name) for name, _ in own]
     unhidden = replace(task, granted=task.opened, nvidia_visible=None)
@@ -293,7 +294,7 @@ def _variables_of(resolved: Resolved, own: Sequence[Entry]) -> dict[str, str]:
 
 
 def _plan_near(resolved: Resolved, dealt: GpusOfRanks, own: int) -> Planned:
-    """Plan a rank on CPUs near its GPUs, as if all ranks had named theirs."""
+    """Plan a rank on CPUs near its GPUs, as if every rank had named its GPUs."""
     every = tuple(chain.from_iterable(dealt))
     each = len(dealt[own])
     places = tuple(range(own * each, (own + 1) * each))
@@ -331,7 +332,7 @@ def plan_bound(
 def _plan_in_slice(
     resolved: Resolved, entries: tuple[Entry, ...], asked: frozenset[int]
 ) -> Planned:
-    """Plan as `plan_bound`, where it is not known whether other processes have the CPUs too."""
+    """Plan as `plan_bound`, where other processes may have the CPUs, too."""
     cpus = resolved.allowed
     if not cpus:
         raise UnsatisfiableError("no CPU is allowed: the launcher's mask has none of this machine")
@@ -347,7 +348,7 @@ def _plan_in_slice(
 def _ask_by_allotment(
     node: Node, options: Options, tasks: int, entries: Sequence[Entry], allowed: CpuSet
 ) -> tuple[Options, dict[int | None, int]]:
-    """Return a demand that is a part of an allotment, of a rank and of those of a home node."""
+    """Return a demand for a part of an allotment: of a rank, and of the ranks of a home node."""
     cpus = min(options.cpus or 1, cores_of_gpu(node.topology))
     sees_all = len(entries) >= tasks
     gpus = gpus_of(entries) if sees_all else node.topology.gpus
@@ -355,14 +356,14 @@ def _ask_by_allotment(
     together: dict[int | None, int] = {}
     for home in homes:
         ranks = homes.count(home)
-        if not sees_all:  # the other tasks' GPUs may all be of its own home node
+        if not sees_all:  # the GPUs of the other tasks may all be of its home node
             ranks = max(min(ranks, tasks), -(-tasks * ranks // len(homes)))
         together[home] = cpus * ranks
     return replace(options, cpus=cpus), together
 
 
 def repeat_each(entries: Sequence[Entry], times: int) -> tuple[Entry, ...]:
-    """Return a list with each entry so many times, one after the other."""
+    """Return a list with each entry repeated so many times."""
     repeated: list[Entry] = []
     for entry in entries:
         repeated += [entry] * times
@@ -384,7 +385,7 @@ def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
 def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[Entry, ...]:
     """Return the GPUs of a task's job, by the node's numbering; (): they are not known.
 
-    So it is for a note that does not fit; for one that a caller states an error is raised.
+    They are also unknown where a note does not fit; if the caller stated them, an error is raised.
     """
     if not task.job:
         return ()
@@ -400,7 +401,7 @@ def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[E
 
 
 def asked_ranks(asked: Sequence[int] | None, count: int) -> frozenset[int]:
-    """Return the requested ones of so many ranks; None: all. Raises InvalidRequestError."""
+    """Return the requested ranks, of so many; None: all. Raises InvalidRequestError."""
     ranks = range(count) if asked is None else asked
     if beyond := [rank for rank in ranks if rank >= count]:
         raise InvalidRequestError(
@@ -410,7 +411,7 @@ def asked_ranks(asked: Sequence[int] | None, count: int) -> frozenset[int]:
 
 
 def places_of(entry: Entry, job: Sequence[Entry]) -> list[int]:
-    """Return where a device is in a job's list: itself, else its GPU. Raises NoSuchGpuError."""
+    """Return a device's places in a job's list: its own, else its GPU's. Raises NoSuchGpuError."""
     name, device = entry
     places = [place for place, (_, other) in enumerate(job) if other == device]
     if not places:
@@ -436,16 +437,16 @@ def count_asked_cpus(node: Node, task: Task, allowed: CpuSet, tasks: int) -> int
         return None if (asked.of_job or 0) >= len(node.topology.online) else each
     if asked.cpus is None:
         return at_most_of_whole_node(node.topology, each, together, allowed, node.usable)
-    # Another launcher's ranks may have inherited the variable of a script, for all of them.
+    # Another launcher's ranks may have inherited a script's variable, which is for all of them.
     return min(asked.cpus, together if task.slurm else each)
 
 
 def at_most_of_whole_node(
     topology: Topology, each: int, granted: int, cpus: CpuSet, usable_cpus: CpuSet
 ) -> int:
-    """Return `each`, at most a GPU's part of the cores where a job has the machine for itself.
+    """Return `each`, but at most a GPU's part of the cores if a job has the machine for itself.
 
-    A few cores may be kept from it (CoreSpecCount), and second threads (--hint=nomultithread).
+    That job may lack a few cores (CoreSpecCount), and second threads (--hint=nomultithread).
     """
     cores = usable_cores(topology.cores, usable_cpus)
     lacking = sum(cpus.isdisjoint(core.cpus) for core in cores)

@@ -36,18 +36,18 @@ class Reply(NamedTuple):
     node: str
     generation: int
     request: Request
-    entries: tuple[str, ...]  #: each rank's GPU, as the request names it, or would have
+    entries: tuple[str, ...]  #: each rank's GPU, as the request names it or would name it
     asked_ranks: frozenset[int]  #: the requested ranks
     allowed: CpuSet
     source: str  #: of the allowed CPUs: "request", "caller" or "node"
-    within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
+    within: CpuSet | None  #: the caller's cpuset, which contains them; None: unknown
     plan: Plan
     nics: Mapping[tuple[str, int], tuple[NearNic, ...]]  #: of each rank's GPU, best first
     switch: str = ON  #: of the node and of the caller, together
     #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
-    doubt: Doubt | None = None  #: why its GPUs may be others; None: they are these
-    #: The variables that leave a rank the GPUs that were chosen for it
+    doubt: Doubt | None = None  #: why its GPUs may be others; None: it is certain
+    #: The variables by which a rank sees only the GPUs chosen for it
     visible: Mapping[int, Mapping[str, str]] = {}
     near_cpus: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
 
@@ -58,13 +58,13 @@ class Reply(NamedTuple):
 
     @property
     def warnings(self) -> tuple[PlanWarning, ...]:
-        """The warnings that concern them."""
+        """The warnings about the requested ranks, or about all."""
         concerned = {None, *self.asked_ranks}
         return tuple(warning for warning in self.plan.warnings if warning.rank in concerned)
 
     @property
     def rdma(self) -> tuple[str, ...]:
-        """The ranks' ports as libraries of verbs name them."""
+        """The ranks' ports, by the names that verbs libraries use."""
         nics: list[NearNic] = []
         for rank in self.ranks:
             nics += self.nics[rank.gpu.key]
@@ -72,17 +72,17 @@ class Reply(NamedTuple):
 
     @property
     def cpus(self) -> CpuSet:
-        """The union over the ranks."""
+        """The CPUs of all ranks together."""
         return frozenset().union(*(rank.cpus for rank in self.ranks))
 
     @property
     def locality(self) -> str:
-        """The worst of any rank: unknown, if the place of any GPU is."""
+        """The worst locality of any rank; unknown if the place of any GPU is unknown."""
         return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
 
 
 def process_plan(reply: Reply) -> ProcessPlan:
-    """Return what a process is told of its plan."""
+    """Return the part of the plan that a process needs."""
     ranks = reply.ranks
     visible = list(reply.visible.values())
     codes = {warning.code for warning in reply.warnings}
@@ -121,7 +121,7 @@ def check_gpus_of(node: Node, reply: Reply) -> Reply:
 
 
 def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Reply:
-    """Plan one request as `answer`, whose GPUs are still to be checked."""
+    """Plan one request as `answer`, before its GPUs are checked."""
     task = request.task
     if task.bound is not None and not request.choose:
         raise BoundError(task.bound)

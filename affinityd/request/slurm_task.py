@@ -1,7 +1,7 @@
 """The plan of a task of a Slurm step, by the task's own facts alone. Pure.
 
 The rule is in docs/slurm.md, "What each task gets". A task knows its GPUs, its number, how many
-tasks the step has on the node, and the CPUs that Slurm bound each of them to.
+tasks the step has on the node, and the CPUs that Slurm bound each of these tasks to.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from affinityd.topology.nearness import vicinity
 #: What to ask Slurm for where a slice has no near CPU.
 REMEDY = "--gres-flags=enforce-binding with Cores= in gres.conf, or --gpu-bind=closest"
 
-#: All tasks of a step ask at once, and the same is dealt: for 64 tasks that is most of their time.
+#: All tasks of a step ask at once, with the same result: for 64 tasks this takes most of the time.
 _deal_once = lru_cache(8)(deal)
 
 
 @dataclass(frozen=True)
 class StepTask:
-    """A task of a step, with its GPUs and those that it is planned among."""
+    """A task of a step, with its GPUs and the GPUs that it is planned among."""
 
     resolved: Resolved
     task: SlurmTask
     dealt: GpusOfRanks  #: the GPUs of each task, as far as this one knows
-    job: tuple[Entry, ...]  #: those of its job; (): no note has them, or these are not here
-    is_bound: bool  #: Slurm chose its own; else all tasks of the step see the same ones
+    job: tuple[Entry, ...]  #: the GPUs of its job; (): no note has them, or they are not here
+    is_bound: bool  #: Slurm chose its GPUs; else all tasks of the step see the same ones
 
     @property
     def own(self) -> tuple[Entry, ...]:
@@ -62,12 +62,12 @@ class StepTask:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """The ranks of a plan of its GPUs alone."""
+        """The ranks of a plan of its own GPUs."""
         return frozenset(range(len(self.own)))
 
 
 def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
-    """Plan a task of a step. Raises AffinityError; BoundError where its mask is the user's."""
+    """Plan a task of a step. Raises AffinityError; BoundError where the user set its mask."""
     node = resolved.node
     visible = resolved.entries
     within = resolved.within
@@ -93,7 +93,7 @@ def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
         cpus = resolved.cpuset
         masks = task.masks
         if masks and cpus == masks[task.number % len(masks)] & node.topology.online:
-            cpus = frozenset().union(*masks)  # of all tasks
+            cpus = frozenset().union(*masks)  # the CPUs of all tasks
         allowed = node.usable & cpus
         if within is not None:
             allowed &= within
@@ -102,11 +102,10 @@ def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
 
 
 def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
-    """Return the GPUs of a task's job; (): they are not known. Raises UnsatisfiableError."""
     job = resolved.job
     if not job:
         check_step_gpus(task, resolved.entries)
-    if len(job) < (task.step_gpus or 0):  # of several types Slurm tells a prolog the last alone
+    if len(job) < (task.step_gpus or 0):  # a prolog gets only the last of several types
         job = ()
     everything = all_devices(resolved.node.topology)
     if not job and task.step_gpus == len(everything.by_index):  # needs no note
@@ -115,7 +114,7 @@ def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
 
 
 def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
-    """Return the slice of each task; (): they have none. Raises BoundError for the user's mask."""
+    """Return the slice of each task; (): none has one. Raises BoundError for a mask of the user."""
     online = resolved.node.topology.online
     within = resolved.within
     if task.tasks == 1 or len(task.masks) <= 1:  # one mask for several tasks is no slice
@@ -145,12 +144,12 @@ def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
 
 
 def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
-    """Plan a task within its slice, or within what all tasks of the step exchange for it."""
+    """Plan a task within its slice, or within the CPUs that the step's tasks exchange for it."""
     task = step.task
     seen = step.resolved.seen
     node = step.resolved.node
     indices = [gpu.index for gpu in gpus_of(step.resolved.entries)]
-    # Those of the step as Slurm lists them, and no list of the user
+    # They are of the step as Slurm lists them, and not a list of the user
     are_of_step = len(indices) == task.step_gpus and indices == sorted(indices)
     own = slices[task.number]
     cpus = _dealt_before(step, slices)
@@ -167,7 +166,7 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
 
 
 def _dealt_before(step: StepTask, slices: tuple[CpuSet, ...]) -> CpuSet | None:
-    """Return what a pinned task was dealt, as the others keep theirs; None: it is not pinned."""
+    """Return the CPUs that a pinned task was dealt; others keep theirs. None: it is not pinned."""
     task = step.task
     mask = step.resolved.mask
     online = step.resolved.node.topology.online
@@ -178,7 +177,7 @@ def _dealt_before(step: StepTask, slices: tuple[CpuSet, ...]) -> CpuSet | None:
 
 
 def _idle_cpus(resolved: Resolved, slices: Sequence[CpuSet]) -> CpuSet:
-    """Return the CPUs of the step's cores of which no task has one."""
+    """Return the CPUs of those cores of the step that no task has."""
     node = resolved.node
     within = resolved.within
     online = node.topology.online
@@ -191,7 +190,7 @@ def _idle_cpus(resolved: Resolved, slices: Sequence[CpuSet]) -> CpuSet:
 
 
 def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
-    """Plan a task on these CPUs, which are also other tasks', unless its mask is near as it is."""
+    """Plan a task on CPUs that other tasks have, too, unless its mask is near as it is."""
     task = step.task
     node = step.resolved.node
     mask = step.resolved.mask
@@ -202,12 +201,12 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
     if mode.shares and mask and mask <= near and mask <= node.usable:
         because = f"its mask, CPUs {format_list(mask)}, is near as it is"
         planned = plan_bound(step.resolved, step.own, step.ranks, mask, because)
-        return planned._replace(options=options)  # the mask stays, and so does what was asked for
+        return planned._replace(options=options)  # the mask stays, and the number asked for, too
     if options.cpus is None:
         asked = step.resolved.task.cpus
         cpus = count_asked_cpus(node, step.resolved.task, allowed, task.tasks)
         if cpus and has_siblings and (asked is None or asked.cpus is None):
-            cpus = 1  # a mask that tasks share is no demand: without -c Slurm gives each one CPU
+            cpus = 1  # the tasks' common mask is no demand: without -c Slurm gives each one CPU
         options = replace(options, cpus=cpus)
     if mode.shares_node and has_siblings and allowed:
         in_block = _in_own_block(step, options, allowed)
@@ -233,11 +232,11 @@ def _beside_neighbors(step: StepTask, options: Options, allowed: CpuSet) -> Plan
     node = step.resolved.node
     topology = step.resolved.node.topology
     if MODES[options.mode].unique:
-        options = replace(options, mode="all")  # of the scope
+        options = replace(options, mode="all")  # of the whole scope
     demand = demand_of(node, step.own, allowed, options)
     if not allowed:
         return plan(topology, demand)
-    # All tasks see the step's GPUs, unless Slurm bound them: then the step's are some of the job's.
+    # All tasks see the step's GPUs, unless Slurm bound them: then the step has some of the job's.
     divided = (step.job if step.is_bound else ()) or step.resolved.entries
     nearest = nearest_nodes(topology, gpus_of(divided), allowed)
     homes = tuple(nodes[0] for nodes in nearest)
@@ -270,9 +269,9 @@ def _tasks_at(step: StepTask, home: int | None, home_of: Mapping[Entry, int | No
 
 
 def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned | None:
-    """Return the plan of all ranks that divide the CPUs, of which the task has its GPUs' blocks.
+    """Return the plan of all ranks that divide the CPUs, in which the task has its GPUs' blocks.
 
-    None where no block keeps other tasks out, is near, and has as many CPUs as were asked for.
+    None if no block keeps other tasks out, is near, and has as many CPUs as were asked for.
     """
     task = step.task
     node = step.resolved.node
@@ -291,7 +290,7 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
         slot = step.dealt[: task.number].count(own)
     knows_step = step.is_bound and len(step.job) == task.step_gpus
     if sharing > 1 and knows_step and places != (task.number // sharing,):
-        return None  # not its neighbors have the same GPU, but unknown ones
+        return None  # unknown tasks, not its neighbors, have the same GPU
     entries = repeat_each(job, sharing)
     ranks = frozenset(place * sharing + slot for place in places)
     try:
@@ -308,7 +307,7 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
 
 
 def _least_cores(step: StepTask, options: Options, allowed: CpuSet) -> int:
-    """Return the fewest cores of a block: those asked for, if the user does not want fewer."""
+    """Return the fewest cores of a block: those asked for, or fewer if the user wants fewer."""
     mode = MODES[options.mode]
     wants_fewer = not (mode.counts and mode.widens) or options.max_physical_cores is not None
     if wants_fewer or options.cpus is None:

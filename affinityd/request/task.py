@@ -1,14 +1,13 @@
-"""Which GPU is mine: the task of a process, by its facts. Pure.
+"""The task of a process, by its facts: which GPUs, rank and CPUs it has. Pure.
 
 An index of a GPU is read through each numbering between the node and the process, the node's first:
 
-1. the device files that the process may open, which a container's runtime counts from 0;
-2. NVIDIA_VISIBLE_DEVICES, where it names only such devices;
-3. the list of the MPS daemon, for its clients;
-4. the visible-device variables, as the driver reads them.
+1. the device files that the process may open, which a container's runtime counts from 0; 2.
+NVIDIA_VISIBLE_DEVICES, where it names only such devices; 3. the list of the MPS daemon, for its
+clients; 4. the visible-device variables, as the driver reads them.
 
 Where one of them is not known, an index may mean several GPUs. If these have the same near CPUs,
-the plan is certain. Else there is none, and the process stays as it is.
+the plan is certain. Else there is no plan, and the process stays as it is.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; NVIDIA "Multi-Process Service",
 "MIG User Guide", Container Toolkit "NVIDIA_VISIBLE_DEVICES"; Ascend "ASCEND_RT_VISIBLE_DEVICES".
@@ -56,26 +55,26 @@ AMBIGUOUS = "ambiguous_index"
 
 @dataclass(frozen=True)
 class Task:
-    """A process and its GPUs, rank and CPUs, as stated, and as its facts say."""
+    """A process and its GPUs, rank and CPUs, as stated, and by its facts."""
 
-    gpus: tuple[str, ...] | None = None  #: the ranks' by name; None: all that it sees
-    rank: tuple[int, ...] | None = None  #: its own; None: all, as where it is alone
-    ranks: int | None = None  #: how many there are; None: as many as GPUs
-    job: tuple[str, ...] | None = None  #: all GPUs of its job; None: its own are all that count
+    gpus: tuple[str, ...] | None = None  #: of the ranks, by name; None: all that it sees
+    rank: tuple[int, ...] | None = None  #: its own; None: all, as where it is the only one
+    ranks: int | None = None  #: number of ranks; None: one for each GPU
+    job: tuple[str, ...] | None = None  #: all GPUs of its job; None: only its own count
     cpuset: CpuSet | None = None
     granted: str | None = None  #: the devices that it may open; None: not known
     visible: str | None = None  #: the value of its visible-device variables; None: not set
-    # By its variables alone, and no parameters:
-    #: The visible-device variables of all vendors, if none was stated
+    # By its variables alone, and no parameters: The visible-device variables of all vendors, if
+    # none was stated
     lists: tuple[tuple[str, str], ...] = ()
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
-    mps: str | None = None  #: the list of the MPS daemon that it is a client of; None: of none
+    mps: str | None = None  #: the list of its MPS daemon; None: it is no client of one
     is_in_bus_order: bool = False  #: CUDA_DEVICE_ORDER says so
-    counts_cards: bool = False  #: and not the tiles of Intel's, as ZE_FLAT_DEVICE_HIERARCHY says
-    renumbering: tuple[str, ...] = ()  #: of RENUMBERING, the variables that name numbers
-    cpus: TaskCpus | None = None  #: those that it asked for; None: unknown
+    counts_cards: bool = False  #: and not Intel's tiles, by ZE_FLAT_DEVICE_HIERARCHY
+    renumbering: tuple[str, ...] = ()  #: set variables of RENUMBERING that name numbers
+    cpus: TaskCpus | None = None  #: the CPUs that it asked for; None: unknown
     slice: CpuSet | None = None  #: the CPUs to which a launcher bound the rank; None: to none
-    slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
+    slurm: SlurmTask | None = None  #: None: it is no such task, or its GPUs were named
     bound: str | None = None  #: why its CPUs stay as they are; None: they may change
     #: The GPU of each rank; (): by its number. Or a word: block: neighbors share a GPU; unknown:
     #: nothing is assumed
@@ -85,7 +84,7 @@ class Task:
     opened: str | None = None  #: the devices that it may open, also those of other jobs
     has_own_block: bool = False  #: its siblings have other GPUs, each with a block of the cores
     is_process: bool = False  #: it is a process, whose numbers may differ from the node's
-    is_launched: bool = False  #: `job` may be another one's, and a rank beyond its GPUs
+    is_launched: bool = False  #: `job` may be of another process, and a rank may exceed its GPUs
 
 
 def read_task(environ: Environment, stated: Task, options: Options, names: Collection[str]) -> Task:
@@ -100,7 +99,7 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
             f"env: {launched.variable}={launched.number} of {launched.size or 'unknown'} ranks on "
             f"this node are too many; the most is {env.MAX_ENTRIES}"
         )
-    rank = launched  # of several that its launcher started
+    rank = launched  # one of several ranks that its launcher started
     if launched is not None and (env.is_alone(environ, launched) or env.GPUS in environ):
         rank = None
     task = replace(
@@ -155,7 +154,6 @@ def visible_lists(environ: Environment) -> tuple[tuple[str, str], ...]:
 
 
 def _vendors_of(task: Task) -> tuple[str, ...]:
-    """Return the vendors of granted files; (): any."""
     vendors = {"minor": ("nvidia",), "drm": ("amd", "8086"), "davinci": ("huawei",)}
     return vendors.get((task.granted or "").partition(":")[0], ())
 
@@ -164,7 +162,7 @@ def choose_visible(topology: Topology, task: Task) -> Task:
     """Return a task with the visible-device variables that the driver of its GPUs reads."""
     if not task.lists:
         return task
-    gpus = topology.gpus if task.granted else topology.gpus[:1]  # whose vendor's an index means
+    gpus = topology.gpus if task.granted else topology.gpus[:1]  # of the vendor that an index means
     present = {gpu.vendor for gpu in gpus}
     vendors = present.intersection(_vendors_of(task) or present)
     return replace(task, visible=visible(dict(task.lists), vendors) if vendors else None)
@@ -174,7 +172,7 @@ def choose_visible(topology: Topology, task: Task) -> Task:
 
 
 def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
-    """Return the GPUs of the job on this node, in its own numbering, where they are known."""
+    """Return the GPUs of the job on this node, in the job's numbering, where they are known."""
     in_script = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
     gpus = environ.get(env.JOB_GPUS) or in_script
     return tuple(gpus.split(",")) if gpus else None
@@ -218,7 +216,7 @@ def _set_apart(environ: Environment, task: Task, rank: Rank, options: Options) -
 def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     """Return the devices that a process sees, by its own numbers, through every numbering.
 
-    Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one that is not here.
+    Raises InvalidRequestError for a malformed grant, NoSuchGpuError for a device that is not here.
     """
     everything = all_devices(topology)
     devices = None
@@ -231,7 +229,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
         seen = number_tiles(seen)
     seen = seen._replace(doubt=_doubt_of_order(topology, task, seen))
     of_daemon = None if task.mps == env.MPS_UNKNOWN else read_visible(task.mps, seen)
-    # A list that does not fit what this process sees counts other devices.
+    # If the list does not fit the devices that this process sees, it counts others.
     if of_daemon is None or (task.mps is not None and (of_daemon.cut or not of_daemon.by_index)):
         why = f"{env.MPS_PIPE}: the list of its MPS daemon cannot be read, by which CUDA counts"
         gpus = frozenset(device.gpu.key for device in seen.by_index.values())
@@ -246,7 +244,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
 
 
 def _counts_itself(task: Task) -> bool:
-    """Return whether an index may be a process's own, and not the node's."""
+    """Return whether an index may be in a process's own numbering, and not the node's."""
     return task.is_process or task.visible is not None
 
 
@@ -312,12 +310,13 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
         if variable in task.renumbering:
             why = f"{variable} counts in an order of its own: name the GPU by its PCI bus id"
             return Doubt(why, frozenset(device.gpu.key for device in seen.by_index.values()))
-    # The driver gives each of its GPUs a minor: one without is lost, and CUDA may not count it.
+    # The driver gives each of its GPUs a minor: one without a minor is lost, and CUDA may not count
+    # it.
     of_node = [gpu for gpu in topology.gpus if gpu.vendor == "nvidia"]
     lost = [gpu.index for gpu in of_node if gpu.minor is None]
     if not lost or len(lost) == len(of_node) or not _counts_itself(task):
         return None
-    # A container has the driver's entries of its own GPUs alone. A lost GPU leaves its file behind.
+    # A container has the driver's entries of its own GPUs only. A lost GPU's file stays.
     granted = set(re.findall(r"minor:[0-9]+", task.granted or ""))
     if granted and granted <= frozenset[str]().union(*(gpu.device_files for gpu in of_node)):
         return None
@@ -340,9 +339,9 @@ def _doubt_of_mig(seen: VisibleDevices) -> Doubt | None:
 def check_gpus(
     topology: Topology, task: Task, doubt: Doubt | None, gpus: Sequence[Gpu]
 ) -> PlanWarning | None:
-    """Return a warning if it is not certain that a task's GPUs are these, but where they are.
+    """Return a warning if it is not certain that a task's GPUs are these, but their place is.
 
-    Raises UnsatisfiableError where that is not certain either.
+    Raises UnsatisfiableError where the place is not certain either.
     """
     keys = {gpu.key for gpu in gpus}
     is_by_index = task.gpus is None or any(map(is_number, task.gpus))

@@ -2,9 +2,9 @@
 
 `slurmd -G` merges gres.conf with Gres= of slurm.conf, or with the GPUs AutoDetect= finds, in the
 order of Slurm's GPU numbers. It leaves out GPUs that do not fit Gres=. All its output is on stderr:
-a line a device, and errors: seen with Slurm 22.05, 24.11 and 26.05. From 24.11 on munged must run.
-It opens slurmd's log and rewrites hwloc's file in the spool folder; 26.05 lifts the memory limit of
-its own cgroup, as root.
+a line for each device, and errors: seen with Slurm 22.05, 24.11 and 26.05. From 24.11 on munged
+must run. It opens slurmd's log and rewrites hwloc's file in the spool folder; 26.05 lifts the
+memory limit of its own cgroup, as root.
 
 Source: scontrol(1).
 """
@@ -31,7 +31,7 @@ from affinityd.topology.model import Gpu
 
 #: Folders of slurm.conf: Slurm's own, Debian's old one, that of configless Slurm.
 CONF_FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
-SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")  #: that a user's PATH may lack
+SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")  #: a user's PATH may lack these
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)")
 
@@ -59,10 +59,10 @@ class ShownNode:
 
 
 class GresEntry(NamedTuple):
-    """GPUs that slurmd has: those of one line of gres.conf, or a detected one."""
+    """GPUs that slurmd knows: those of one line of gres.conf, or a detected one."""
 
-    name: str  #: Slurm's is gpu, and no other case
-    kind: str | None  #: Type=, of which case counts; None: there is none
+    name: str  #: gpu, in lower case only, as in Slurm
+    kind: str | None  #: Type=, whose case counts; None: there is none
     files: tuple[str, ...]  #: (): none is named
     cores: CoreNumbers | None  #: None: no Cores=
     is_slice: bool  #: a MIG instance: one GPU may have several
@@ -101,7 +101,7 @@ class LocalSlurm:
         return nodes
 
     def node_name(self, host: str) -> str:
-        """Return a host's name in slurm.conf: its NodeHostname= may differ, and has no domain."""
+        """Return a host's name in slurm.conf: NodeHostname= may differ, and has no domain."""
         short = host.partition(".")[0]
         aliases = []
         with suppress(SlurmError):
@@ -131,7 +131,7 @@ class LocalSlurm:
 
     def slurmd_gres(self, node: str) -> SlurmdGres:
         """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""
-        # slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
+        # slurmd waits 20 s for a missing device file; NVML takes a few to wake up GPUs.
         answer = self._run("slurmd", "-G", "-N", node, "-f", f"{self.conf}", seconds=40.0)
         return parse(answer.stderr.decode(errors="replace"), is_complete=answer.returncode == 0)
 
@@ -213,7 +213,7 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
         if is_message and line not in messages:
             messages.append(line)
     if is_complete:
-        # Only those about GPUs, and not about slurmd's log or cgroups.
+        # Only messages about GPUs, not about slurmd's log or cgroups.
         about_gpus = re.compile(r"gres|gpu|autodetect|functionality", re.IGNORECASE)
         messages = [line for line in messages if about_gpus.search(line)]
     elif not messages:
@@ -245,15 +245,15 @@ def _entry(line: str) -> GresEntry:
 def _numbers(text: str) -> CoreNumbers:
     try:
         return parse_list(text)
-    except ValueError:  # slurmd says so, too
+    except ValueError:  # slurmd reports it, too
         return frozenset()
 
 
 def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
-    """Return a unified diff from slurmd's lines to the printed ones; empty: they are alike.
+    """Return a unified diff from slurmd's lines to the printed ones; empty: they are equal.
 
-    A line of slurmd's is a device file's. Device files are not compared where the printed lines
-    lack some.
+    Each line of slurmd is for one device file. Device files are not compared where the printed
+    lines lack some.
     """
     files = {}
     for gpu in conf.topology.gpus:
@@ -266,7 +266,8 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
         for file in entry.files:
             line = str(entry._replace(files=(file,)))
             if file not in files:
-                # Other files of a MIG instance than its GPU's, by MultipleFiles=, are no fault.
+                # It is no fault if a MIG instance has other files than its GPU's, by
+                # MultipleFiles=.
                 is_of_slice = entry.is_slice and "/dev/nvidia-caps/" in file
                 if not conf.unknown and not is_of_slice:
                     slurms.append(line)
@@ -285,10 +286,10 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
 
 
 def _fits(conf: GresConf, gpu: Gpu, entry: GresEntry) -> bool:
-    """Whether an entry is as a GPU's line: cores of its package do, too.
+    """Whether an entry fits a GPU's line; it may also have the cores of the GPU's package.
 
-    slurmd drops types, and says so, where Gres= has none. A GPU of an unknown NUMA node has no
-    right cores.
+    slurmd drops types, and says so, where Gres= has none. For a GPU of an unknown NUMA node no
+    cores are right.
     """
     if entry.name != "gpu":
         return False

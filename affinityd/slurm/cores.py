@@ -1,9 +1,9 @@
 """The cores near each GPU of a node, in Slurm's numbers: the right `Cores=`.
 
-Slurm takes hwloc's logical numbers, `Core L#` of `lstopo -l`: it goes down from packages to cores,
-and at each step first to the object with the lowest CPU. Threads do not count, nor do cores whose
-threads are all offline: when one goes offline, the numbers after it change. Other sockets by
-configuration (SlurmdParameters=l3cache_as_socket, numa_node_as_socket) change no number.
+Slurm takes hwloc's logical numbers, `Core L#` of `lstopo -l`: hwloc goes down from packages to
+cores, and at each step first to the object with the lowest CPU. Threads do not count, nor do cores
+whose threads are all offline: when a core goes offline, the numbers after it change. Other sockets
+by configuration (SlurmdParameters=l3cache_as_socket, numa_node_as_socket) change no number.
 
 Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.conf(5) "Cores".
 """
@@ -23,9 +23,9 @@ CoreNumbers = frozenset[int]  #: cores by Slurm's numbers
 
 
 def _holders(core: Core) -> tuple[object, ...]:
-    """Return what holds a core: its package, die, node and last-level cache; None: unknown.
+    """Return what contains a core: its package, die, node, last-level cache; None: unknown.
 
-    Cores of no known package are one, as their core_siblings are.
+    Cores of no known package count as one package, as their core_siblings do.
     """
     die = None
     if core.die is not None:
@@ -34,7 +34,7 @@ def _holders(core: Core) -> tuple[object, ...]:
 
 
 def _is_nested(part: frozenset[int], parts: Iterable[frozenset[int]]) -> bool:
-    """Return whether a part of the machine is across no other; else hwloc leaves it out, too."""
+    """Return whether a part of the machine crosses no other; else hwloc leaves it out, too."""
     return all(part <= other or part >= other or part.isdisjoint(other) for other in parts)
 
 
@@ -47,7 +47,7 @@ class SlurmCores:
     @cached_property
     def order(self) -> tuple[Core, ...]:
         """The cores: the place of each is its number."""
-        nested: list[frozenset[int]] = []  # parts of the machine: cores, each by its lowest CPU
+        nested: list[frozenset[int]] = []  # parts of the machine: cores, by each one's lowest CPU
         firsts = [core.cpus[0] for core in self.topology.cores]
         for level in zip(*map(_holders, self.topology.cores), strict=True):
             members: dict[object, set[int]] = {}
@@ -80,8 +80,8 @@ class SlurmCores:
     def settings(self) -> str | None:
         """Return the settings of slurm.conf for `Cores=` of NUMA nodes; None: each is a package.
 
-        A GPU's jobs get the cores of its line where these are whole sockets: packages, unless
-        slurmd and the node's line of slurm.conf count NUMA nodes. NUMA nodes with unlike numbers
+        A GPU's jobs get the cores of its line only if these are whole sockets: packages, unless
+        slurmd and the node's line of slurm.conf count NUMA nodes. NUMA nodes with different numbers
         of cores cannot be sockets: the text names no numbers. Source: slurm.conf(5).
         """
         sizes = Counter(core.node for core in self.order)
@@ -100,8 +100,9 @@ class SlurmCores:
 class CoreAffinity:
     """The right `Cores=` of one GPU."""
 
-    right: CoreNumbers | None  #: None: no Cores=, as every core will do, or it is not known which
-    #: The near ones, and equally right ones: a tied node's, a package's; (): unknown.
+    right: CoreNumbers | None  #: None: no Cores=, since all are right, or none is known
+    #: Cores that are near, and others that are equally right: a tied node's, a package's; ():
+    #: unknown.
     near: tuple[CoreNumbers, ...] = ()
 
     @property

@@ -23,7 +23,7 @@ TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; 
 
 
 def read_gres(text: str) -> TypeCounts:
-    """Read the GPUs of `gpu:a100:2,gpu:v100,shard:8`; without a number it is one."""
+    """Return the GPUs in `gpu:a100:2,gpu:v100,shard:8`; a type without a number counts once."""
     counts: dict[str | None, int] = {}
     for entry in text.replace(":no_consume", "").split(","):
         name, *words = entry.split(":")
@@ -62,7 +62,7 @@ NO_NAMING = DeviceNaming("", "", "")
 
 
 def device_file(gpu: Gpu) -> str | None:
-    """Return a GPU's device file; None where the machine does not tell which it is."""
+    """Return a GPU's device file; None if the machine does not tell which file it is."""
     naming = NAMINGS.get(gpu.vendor, NO_NAMING)
     minor = getattr(gpu, naming.minor, None)
     if minor is None:
@@ -164,7 +164,7 @@ class GresConf:
         return [*lines, *(self.line(gpu, node_name) for gpu in gpus)]
 
     def line(self, gpu: Gpu, node_name: str | None = None) -> str:
-        """Return a GPU's line; a comment, where a wrong guess would give jobs each other's GPUs."""
+        """Return a GPU's line, or a comment where a guess could give jobs each other's GPUs."""
         file = device_file(gpu)
         kind = self.types.of.get(gpu.key, "?")
         naming = NAMINGS.get(gpu.vendor, NO_NAMING)

@@ -2,7 +2,7 @@
 
 Values that follow from others (online, packages, a node's cpulist, a NIC's nearness) are there for
 readers: `from_document` ignores them. node.json is published beside the daemon's socket for clients
-that outlive it.
+that run after the daemon.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PackageDocument:
 
 @dataclass(frozen=True)
 class NodeDocument:
-    """A NUMA node; without a number the one that holds the CPUs that no node lists."""
+    """A NUMA node; the one without a number holds the CPUs that no node lists."""
 
     number: int | None
     cpulist: CpuList  #: its online CPUs
@@ -38,7 +38,7 @@ class NodeDocument:
     distances: Mapping[int, int]  #: node number → SLIT distance
 
 
-@dataclass  # frozen would take twice as long to make, and there are thousands
+@dataclass  # a frozen one would take twice as long to make, and there are thousands
 class CoreDocument:
     """A physical core, and its online CPUs; `llc` is the lowest CPU of its LLC group."""
 
@@ -74,7 +74,7 @@ class TopologyDocument:
 
 @dataclass(frozen=True)
 class TopologyAnswer:
-    """The answer to `GET /topology`; each reading of the node that differs is a new generation."""
+    """The answer to `GET /topology`; each reading that differs begins a new generation."""
 
     generation: int
     topology: TopologyDocument
@@ -166,7 +166,7 @@ class NodeFileHead:
     """The fields that decide whether to read the rest."""
 
     version: int
-    boot_id: str | None  #: of the machine, as long as it runs; None: a sandbox hides it
+    boot_id: str | None  #: of the machine, until it is booted again; None: a sandbox hides it
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def read_node(path: Path) -> Node:
     here = text(BOOT_ID)
     if head.version != VERSION:
         raise ValueError(f"{path.name} is of version {head.version}, not {VERSION}")
-    if head.boot_id and here and head.boot_id != here:  # a sandbox may hide either
+    if head.boot_id and here and head.boot_id != here:  # a sandbox may hide one of them
         raise ValueError(f"{path.name} is another machine's, or from before this one was booted")
     file = decode(NodeFile, data, path.name)
     if file.generation < 1:

@@ -1,6 +1,6 @@
 """The parts of a machine, frozen, and the questions of the planner.
 
-No file is read here: discovery makes a Topology, the other folders use it.
+This folder reads no file: discovery makes a Topology, the other folders use it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cpus_of(cores: Iterable[Core]) -> CpuSet:
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node; number None is the one that holds the CPUs that no node lists."""
+    """A NUMA node; the one with number None holds the CPUs that no node lists."""
 
     number: int | None
     memory_bytes: int | None = None  #: MemTotal; None: unknown
@@ -59,18 +59,18 @@ class NumaNode:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Ascending by number, the node without one last."""
+        """Sorts by number; the node without a number is last."""
         return self.number is None, self.number or 0
 
 
 @dataclass(frozen=True)
 class MigInstance:
-    """A slice of an NVIDIA GPU; its place is its parent's."""
+    """A slice of an NVIDIA GPU, at the place of that GPU."""
 
     uuid: str
 
 
-#: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
+#: The unique name of a GPU on its machine: `Gpu.key`, its vendor and index.
 GpuKey = tuple[str, int]
 
 
@@ -94,7 +94,7 @@ class Gpu:
 
     @property
     def key(self) -> GpuKey:
-        """Its one name on its machine: partitions of a GPU have one PCI bus id between them."""
+        """Its unique name on its machine: all partitions of a GPU have one PCI bus id."""
         return self.vendor, self.index
 
     @property
@@ -102,7 +102,7 @@ class Gpu:
         """Its device files, by their numbers: minor:0 is /dev/nvidia0."""
         kind = DEVICE_FILES.get(self.vendor)
         number = self.minor
-        if self.vendor == HUAWEI:  # its driver numbers them in bus order
+        if self.vendor == HUAWEI:  # Huawei's driver numbers them in bus order
             number = self.index
         files = []
         if kind and number is not None:
@@ -172,7 +172,7 @@ class Topology:
 
     @cached_property
     def online(self) -> CpuSet:
-        """Every CPU that can run something now."""
+        """The CPUs that are online."""
         return cpus_of(self.cores)
 
     @cached_property
@@ -217,7 +217,7 @@ class Topology:
 
     @cached_property
     def vendor(self) -> str | None:
-        """The vendor whose GPUs an index means: the first GPU's; None without GPUs."""
+        """The vendor whose GPUs an index means: that of the first GPU; None without GPUs."""
         return self.gpus[0].vendor if self.gpus else None
 
     @cached_property
@@ -245,7 +245,7 @@ class Topology:
     def nearest(
         self, start: int | None, candidates: Collection[int | None]
     ) -> tuple[int | None, ...]:
-        """Return the candidates nearest to a node, itself if it is one; to None all are tied."""
+        """Return the candidates nearest to a node, itself if it is one; for None all of them."""
         if start is not None and start in candidates:
             return (start,)
         least = min(self.distance(start, candidate) for candidate in candidates)
@@ -254,7 +254,8 @@ class Topology:
     def memory_nodes(self, home: int | None) -> tuple[int | None, ...]:
         """Return the home node, or, if it has no memory, the nearest with memory.
 
-        A node without CPUs may be a GPU's memory, as of Grace: it counts if no other has memory.
+        A node without CPUs may be a GPU's memory, as on Grace: it counts only if no other node has
+        memory.
         """
         of_cpus = tuple(node for node in self.nodes_with_memory if self.node_cores[node])
         with_memory = of_cpus or self.nodes_with_memory
@@ -274,7 +275,7 @@ class Topology:
                 break
             shared += 1
         below = max(len(gpu.pci_path), len(nic.pci_path)) - shared
-        if shared > 1:  # beneath one PCI bridge or switch, whose ports are the bridge on each side
+        if shared > 1:  # below one PCI bridge or switch, whose ports are the bridges on both sides
             return PIX if below <= 2 else PXB  # noqa: PLR2004
         if shared == 1:
             return PHB
@@ -290,15 +291,15 @@ class Node:
     topology: Topology
     reserved: CpuSet = frozenset()
     generation: int = 1
-    replayed: bool = False  #: it is not the machine that it was read on
+    replayed: bool = False  #: it is another machine than this one
     switch: str = ON  #: the node's AFFINITYD
 
-    __eq__ = object.__eq__  # to compare fields would compare two machines, core by core
+    __eq__ = object.__eq__  # comparing fields would compare two machines, core by core
     __hash__ = object.__hash__
 
     @cached_property
     def usable(self) -> CpuSet:
-        """The online CPUs that are not reserved: one set for the plans of all callers."""
+        """The online CPUs that are not reserved: one set object for the plans of all callers."""
         return self.topology.online - self.reserved
 
 
@@ -306,7 +307,7 @@ Keys = Mapping[GpuKey, GpuKey]  #: of GPUs now → before the machine was read a
 
 
 def keys_before(before: Topology, now: Topology) -> Keys:
-    """Return the earlier key of each GPU, by its UUID, else by its PCI address."""
+    """Return the key of each GPU before the last reading, by its UUID, else by its PCI address."""
 
     def is_same(gpu: Gpu, other: Gpu) -> bool:
         if gpu.uuid and other.uuid:
@@ -316,8 +317,8 @@ def keys_before(before: Topology, now: Topology) -> Keys:
     keys: dict[GpuKey, GpuKey] = {}
     for gpu in now.gpus:
         same = [other.key for other in before.gpus if is_same(gpu, other)]
-        same = [key for key in same if key not in keys.values()]  # one GPU may be parts now
-        if gpu.key in same:  # parts share an address
+        same = [key for key in same if key not in keys.values()]  # one GPU may be several parts now
+        if gpu.key in same:  # the parts of a GPU have one address
             keys[gpu.key] = gpu.key
         elif same:
             keys[gpu.key] = same[0]
@@ -325,5 +326,5 @@ def keys_before(before: Topology, now: Topology) -> Keys:
 
 
 def moved(values: Mapping[GpuKey, T], keys: Keys) -> dict[GpuKey, T]:
-    """Return the values of GPUs by their keys of now; those of a GPU that is gone are dropped."""
+    """Return the values of GPUs by their new keys; values of GPUs that are gone are dropped."""
     return {now: values[before] for now, before in keys.items() if before in values}

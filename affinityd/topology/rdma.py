@@ -30,7 +30,7 @@ class GpuNics(NamedTuple):
     own: int = 0  #: how many of them are the GPU's own part
 
     def best(self, number: int | None = None) -> tuple[NearNic, ...]:
-        """Return so many of them; None: the GPU's own part."""
+        """Return so many of the nearest; None: the GPU's own part."""
         return self.nearest[: self.own if number is None else number]
 
 
@@ -39,7 +39,7 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     """Return the RDMA devices of every GPU; none where the machine has no active port.
 
     Of ports with the nearest link, the fastest come first. GPUs that are equally near to the same
-    ones begin at different ones, and no GPU takes more than its part.
+    ports begin at different ones, and no GPU takes more than its part.
     """
     ports = usable_ports(topology.nics)
     nearest: dict[GpuKey, Sequence[NearNic]] = {}
@@ -68,10 +68,10 @@ def _speed(nic: NearNic) -> int:
 
 
 def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
-    """Return the ports as libraries of verbs name them, mlx5_2:1, each once; Slingshot has none."""
+    """Return the ports by the names of verbs libraries, mlx5_2:1, each once; Slingshot has none."""
     names: dict[str, None] = {}
     for _, port, _ in nics:
-        # Another name does not fit a list of a library's, or a shell.
+        # Other names do not fit a list of a library, or a shell.
         is_plain = port.device.isascii() and port.device.translate(_PUNCTUATION).isalnum()
         if port.has_verbs and is_plain:
             names[f"{port.device}:{port.number}"] = None
@@ -81,8 +81,8 @@ def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
 def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
     """Return the active ports that carry a job's traffic, in the order of their PCI paths.
 
-    Left out are virtual functions of a device that is here, up or down, members of a bond that is
-    a device itself, and what is slower than half the fastest: management and storage.
+    Left out are: virtual functions of a device that is here, up or down; members of a bond that is
+    a device itself; and ports slower than half the fastest, for management and storage.
     """
     physical = {nic.pci_bus_id for nic in nics}
     ports: list[tuple[Nic, RdmaPort]] = []
@@ -101,7 +101,6 @@ def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
 
 
 def _is_bond(nic: Nic, port: RdmaPort) -> bool:
-    """Whether a device is the bond itself; mlx5 names it so."""
     return nic.bond is not None and (port.netdev == nic.bond or "bond" in port.device)
 
 
@@ -112,7 +111,7 @@ def _places(gpus: Sequence[Gpu]) -> Iterator[int]:
 
 
 def _divided(nearest: Sequence[NearNic], fastest: int, place: int, gpus: int) -> GpuNics:
-    """Return the devices of the GPU at a place: of the fastest, its part first."""
+    """Return the devices of the GPU at a place: its part of the fastest ones first."""
     if not nearest:
         return GpuNics()
     if fastest & (fastest - 1) == 0:  # a power of two: the order of the place's bits is reversed

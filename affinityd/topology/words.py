@@ -39,7 +39,7 @@ def memory(node: NumaNode) -> str:
 
 
 def node_label(number: int | None, packages: Collection[int]) -> str:
-    """Return a node's name, after those of the packages that are drawn with it."""
+    """Return a node's name, after the names of the packages that are drawn with it."""
     name = "no NUMA node" if number is None else f"NUMA node {number}"
     return f"{several('package', packages)}, {name}" if packages else name
 
@@ -69,7 +69,7 @@ def gpu_word(topology: Topology, gpu: Gpu) -> str:
 
 
 def gpu_model(topology: Topology, gpu: Gpu) -> str:
-    """Return the model, and the vendor if neither the model nor the name has it."""
+    """Return the model, with the vendor if neither the model nor the name has it."""
     model = gpu.model or gpu.pci_id or ""
     is_said = gpu.vendor in model.lower() or topology.has_several_vendors
     return model if is_said else f"{gpu.vendor} {model}".rstrip()
@@ -90,7 +90,7 @@ def nic_kind(nic: Nic) -> Iterator[str]:
 
 
 def places(topology: Topology) -> list[tuple[tuple[int, ...], list[int | None]]]:
-    """Return the nodes with CPUs by the packages that they are on, most often one; (): unknown."""
+    """Return the nodes with CPUs, by the packages that they are on; (): unknown."""
 
     def packages_of(number: int | None) -> tuple[int, ...]:
         packages = {core.package for core in topology.node_cores[number]}
@@ -100,7 +100,7 @@ def places(topology: Topology) -> list[tuple[tuple[int, ...], list[int | None]]]
 
 
 def tree(topology: Topology) -> Iterator[str]:
-    """Yield the machine as lines, each of them indented below the line of what has it."""
+    """Yield the machine as lines; each is indented below the line of the part that contains it."""
     yield f"{topology.name}: {', '.join(totals(topology))}"
     for packages, numbers in places(topology):
         if len(numbers) == 1 or not packages:
@@ -131,7 +131,6 @@ def _amount(cores: Sequence[Core]) -> str:
 def _node(
     topology: Topology, number: int | None, indent: str, packages: Sequence[int] = ()
 ) -> Iterator[str]:
-    """Yield a node with CPUs, its LLC groups by their sizes, and its devices."""
     cores = topology.node_cores[number]
     size = memory(topology.node_of[number])
     yield f"{indent}{node_label(number, packages)}: {f'{size}, ' if size else ''}{_amount(cores)}"

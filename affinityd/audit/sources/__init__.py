@@ -77,13 +77,13 @@ class HolderSources:
     def _nvml_holders(self, gpus: Sequence[Gpu]) -> GpuHolders:
         if not gpus:
             return GpuHolders()
-        # NVML would load a driver that is not there, and so fight an upgrade.
+        # NVML would load a driver that was unloaded, and disturb an upgrade.
         is_loaded = os.path.exists(f"{self._driver}/version")  # noqa: PTH110 - a scan is cheap
         reason = self._maintenance.reason() if is_loaded else "NVIDIA's driver is not loaded"
         if reason:
             return GpuHolders.unknown_of(gpus, reason)
         report = self._ask_nvml(NVML_SECONDS)
-        # A busy CPU may make it late, too.
+        # A busy CPU may make the answer late, too.
         if report.is_late:
             self._late += 1
         else:
@@ -92,7 +92,7 @@ class HolderSources:
         return processes_of(replace(report, has_hung=has_hung), gpus)
 
     def _gone(self, gpus: Sequence[Gpu], unknown: Collection[GpuKey]) -> tuple[Gpu, ...]:
-        """Return the GPUs that worked before; one that vfio-pci has now is in use elsewhere."""
+        """Return the GPUs that worked before and are gone; one with vfio-pci is used elsewhere."""
         addresses = set()
         uuids = set()
         for gpu in gpus:
@@ -134,7 +134,8 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
     """Return each process with the GPUs that it works on, by ascending pid.
 
     It works on the GPU in which it holds most memory, and on those with a quarter of that: a mere
-    context, as NCCL leaves on GPU 0, is 300 to 500 MiB. One with unknown memory counts, too.
+    context, as NCCL leaves on GPU 0, is 300 to 500 MiB. A GPU in which its memory is not known
+    counts, too.
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)
     for holding in sorted(holdings, key=_most_memory_first):
@@ -153,7 +154,7 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
 
 
 NVML_SECONDS = 10.0  #: that NVML may take to answer
-MOST_LATE = 3  #: scans in a row in which it did not: it hangs
+MOST_LATE = 3  #: scans in a row without an answer: NVML hangs
 
 
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
@@ -190,7 +191,7 @@ def _find(gpu: Gpu, reports: Iterable[GpuProcesses]) -> GpuProcesses | None:
 
 
 def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
-    """Whether NVML lists these processes of a GPU: an index is another's when one is gone."""
+    """Whether NVML lists these processes for this GPU: indices shift when a GPU is gone."""
     for known, now in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
         if known and now:
             return known == now
@@ -259,7 +260,6 @@ def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:
 
 
 def _uses(folder: str) -> Mapping[str, int]:
-    """Return gpu_id → bytes of memory, of the GPUs that a process uses."""
     contexts = [f"{folder}/{name}" for name in listed(folder) if name.startswith("context_")]
     uses: Counter[str] = Counter()
     for place in (folder, *contexts):
@@ -278,9 +278,10 @@ def _uses(folder: str) -> Mapping[str, int]:
 # in sysfs tells its GPU: /sys/dev/char/MAJ:MIN. Ascend's have no place there: /dev/davinciN is
 # taken to be the N-th NPU in PCI bus order.
 
-EVERY = 8  #: scans after which a process that held none is looked at again
+EVERY = 8  #: scans until a process without such a file is looked at again
 
-#: Seconds that a scan may take; new processes and holders that were not reached come next time.
+#: Seconds that a scan may take; new processes and holders that were not reached are read at the
+#: next scan.
 LIMIT = 2.0
 
 #: Files of a GPU's that are opened to look after it, not to compute.

@@ -24,7 +24,7 @@ from affinityd.topology.rdma import NearNic, nics_of_gpus, verbs_ports
 class NicUse:
     """The RDMA devices that a process names, and those that it has open."""
 
-    variables: Mapping[str, str] = field(default_factory=dict)  #: of NIC_VARIABLES the set ones
+    variables: Mapping[str, str] = field(default_factory=dict)  #: those of NIC_VARIABLES set
     opened: tuple[str, ...] = ()  #: devices
 
 
@@ -57,7 +57,7 @@ def far_nics(topology: Topology, gpus: Sequence[Gpu], use: NicUse) -> Iterator[s
 
 
 def _are_far(topology: Topology, gpus: Sequence[Gpu], devices: Collection[str]) -> bool:
-    """Whether there are some of these RDMA devices, all in other NUMA nodes than the GPUs."""
+    """Whether there are such RDMA devices, and all are in other NUMA nodes than the GPUs."""
     links: set[str] = set()
     for nic in topology.nics:
         if any(port.device in devices for port in nic.ports):

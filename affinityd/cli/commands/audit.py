@@ -38,9 +38,7 @@ from affinityd.topology.rdma import usable_ports
 STATE_COLORS = dict.fromkeys((LOST, REMOTE, MIXED, ORPHAN), "31")
 STATE_COLORS |= {WAITING: "33", UNPINNED: "33", LOCAL: "32"}
 WATCH_SECONDS = 2.0  #: seconds between two looks
-MEMORY_SECONDS = (
-    5.0  #: for the place of memory; of processes beyond that it is said not to be known
-)
+MEMORY_SECONDS = 5.0  #: to find where memory is; of the processes that are left it is not known
 CONFIRM = 0.3  #: seconds until a process that the driver lists and /proc lacks is looked for again
 
 
@@ -62,13 +60,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="also a line on the memory of each process that holds a GPU, if it is near, too",
+        help="also a line on the memory of each process that holds a GPU, even where it is near",
     )
     add_settings(parser, ["pod_resources", "machine"])
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the processes of GPUs; 1: one is far or an orphan, 2: not known of all, 0: none."""
+    """Print the processes of GPUs; 1: one is far or an orphan; 2: some are not known; 0: else."""
     chosen = load_settings(arguments)
     auditor: Auditor | Demo
     if chosen.machine == BUSY:

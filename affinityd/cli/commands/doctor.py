@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(node: str, results: Sequence[CheckResult], *, shows_all: bool) -> Iterator[str]:
-    """Yield the lines of a table; those that are not applicable only if `shows_all`."""
+    """Yield the lines of a table; `shows_all`: also results that are not applicable."""
     rows = []
     for result in results:
         if result.status == NOT_APPLICABLE and not shows_all:

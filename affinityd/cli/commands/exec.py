@@ -134,7 +134,7 @@ def main(argv: Sequence[str]) -> int:
     trouble = _trouble(words, command, start)
     if trouble is None:
         return become(command)
-    # However wrong the other options are.
+    # --fail-closed counts, however wrong the other options are.
     is_closed = any(word.partition("=")[0] == "--fail-closed" for word in words)
     if is_closed:
         say(f"{NAME}: {trouble}; the command was not started")
@@ -182,7 +182,6 @@ def _plan(
 
 
 def _named(options: argparse.Namespace) -> dict[str, str]:
-    """Return the parameters of a plan among the options."""
     texts: dict[str, str] = {}
     for name in EXEC_PARAMETERS:
         text = getattr(options, name)
@@ -192,7 +191,7 @@ def _named(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _launcher_of(command: Sequence[str]) -> str | None:
-    """Return the launcher of ranks that a command is, as a program or by `python -m`."""
+    """Return which launcher of ranks a command runs, as a program or by `python -m`."""
     name = os.path.basename(command[0])  # noqa: PTH119 - starts sooner
     if name.startswith("python"):
         for word, following in pairwise(command[1:]):
@@ -252,7 +251,7 @@ def _pin(options: argparse.Namespace, command: Sequence[str], start: float, swit
 def _keep(
     cpus: CpuSet, options: argparse.Namespace, variables: Mapping[str, str], start: float
 ) -> None:
-    """Leave the mask that affinityd has given this process; do what else the options name."""
+    """Leave the mask that affinityd has given this process, and do the rest of the options."""
     lines = []
     if options.verbose:
         lines.append(f"affinityd pinned this process before, to {several('CPU', cpus)}: they stay")
@@ -313,7 +312,7 @@ def become(command: Sequence[str]) -> int:
                 path = file
                 break
     error = _execute(path, [program, *arguments])
-    if error == errno.ENOEXEC:  # a script without #!, which is the shell's
+    if error == errno.ENOEXEC:  # a script without #!: the shell runs it
         error = _execute("/bin/sh", ["sh", path, *arguments])
     say(f"{NAME}: {quote(program)} cannot be run: {os.strerror(error)}")
     return 127 if error == errno.ENOENT else 126

@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files. Raises InvalidRequestError, and OutputError for the scripts alone."""
+    """Write the files. Raises InvalidRequestError; OutputError if the scripts cannot be written."""
     # The kernel would not end a container's first process.
     signal.signal(signal.SIGTERM, _end)
     deadline = time.monotonic() + seconds(arguments.timeout)
@@ -78,7 +78,7 @@ def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> Node
     try:
         variables = config.variables()
         here = config.chosen_switch()
-    except InvalidRequestError as error:  # a pod must start all the same, and does not pin
+    except InvalidRequestError as error:  # the pod must start all the same, unpinned
         _tell(str(error))
         variables = {}
         for name, text in os.environ.items():

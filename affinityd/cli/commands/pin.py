@@ -36,11 +36,11 @@ OwnCpus = Callable[[Stat], CpuSet | None]
 def pin_targets(
     process: Stat, cpus: CpuSet, own_cpus: OwnCpus | None = None, *, force: bool = False
 ) -> Callable[[], Iterator[Target]]:
-    """Return a function that yields a process and, with `own_cpus`, its descendants, as they are.
+    """Return a function that yields a process and, with `own_cpus`, its descendants, as of now.
 
-    A thread is pinned on purpose if its mask differs from the process's main thread's before. A
-    descendant is, with all of its threads, if its main thread was confined to other CPUs than the
-    process was. With `force` no thread is left alone.
+    A thread was pinned on purpose if its mask differs from the process's main thread's before. A
+    descendant was, with all of its threads, if the CPUs of its main thread differed from the
+    process's. With `force` no thread is left alone.
     """
     before = mask_of(process.number) or frozenset()
     targets: dict[int, Target] = {}  # as they were when first seen
@@ -68,7 +68,7 @@ def pin_targets(
     def now() -> Iterator[Target]:
         """Yield the processes that are there now, parents before children."""
         stat = stat_of(process.number)
-        if stat is None or stat.start != process.start:  # another process has its number by now
+        if stat is None or stat.start != process.start:  # another process has its pid by now
             return
         yield target_of(process, cpus)
         if own_cpus is not None:
@@ -108,8 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     isolated = cpus & cpus_listed_in(ISOLATED) - (mask_of(process.number) or frozenset())
     if isolated:
         say(
-            f"affinityd pin: isolated (isolcpus=): {several('CPU', isolated)}; threads stay on "
-            "the CPU there where they begin; --cpus LIST names others"
+            f"affinityd pin: isolated (isolcpus=): {several('CPU', isolated)}; a thread "
+            "stays on the one where it begins; --cpus LIST names others"
         )
     targets = pin_targets(process, cpus, own, force=arguments.force)
     pinned = pin_threads(targets, dry_run=arguments.dry_run)

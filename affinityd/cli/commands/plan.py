@@ -100,7 +100,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cpus_of(text: str, topology: Topology) -> CpuSet:
-    """Read the CPUs of a rank. Raises InvalidRequestError."""
     try:
         cpus = parse_list(text)
     except ValueError as error:

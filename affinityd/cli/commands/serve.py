@@ -29,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
-    gc.disable()  # until all is imported: what is imported stays
+    gc.disable()  # until all is imported: none of that is garbage
     for line in removed.warnings():
         say(f"affinityd serve: {line}")
     chosen = replace(load_settings(arguments), switch=config.chosen_switch())

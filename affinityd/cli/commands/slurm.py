@@ -104,7 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _faults(conf: GresConf) -> list[str]:
-    """Return why lines are missing, or are comments."""
     gpus = conf.topology.gpus
     if not gpus:
         return ["this node has no GPU"]

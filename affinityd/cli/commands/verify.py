@@ -44,11 +44,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--resident",
         action="store_true",
-        help="also a line on the memory of each process, and findings on little of it",
+        help="also a line on the memory of each process, and a finding if even little is far",
     )
     add_format(parser, "table")
     add_plan_options(parser, "the GPUs", DEVICE_OPTIONS)
-    parser.add_argument("--machine", help=argparse.SUPPRESS)  # to refuse it by a sentence
+    parser.add_argument("--machine", help=argparse.SUPPRESS)  # to refuse it with a reason
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,8 +84,8 @@ def verify(
 ) -> list[Verification]:
     """Judge whether a process and its descendants run near their GPUs, as `affinityd verify`.
 
-    `pid` None: this process. `resident`: also by little far memory. `parameters` are those of a
-    plan that choose GPUs, like `gpus`. Raises AffinityError where that cannot be told.
+    `pid` None: this process. `resident`: little far memory is a mismatch, too. `parameters` are
+    those of a plan that choose GPUs, like `gpus`. Raises AffinityError where that cannot be told.
     """
     process = target.living(pid or os.getpid())
     return _judged(process, texts(parameters), with_resident=resident)[1]
@@ -102,7 +102,7 @@ def _judged(
     if with_resident:
         judged = [replace(verification, least=0) for verification in judged]
     families = [(judged, options)]
-    if used.by_driver:  # a pin is told which they are, of each process with its helpers
+    if used.by_driver:  # the pin in the remedy names the GPUs of each process
         by_holder = grouped(
             judged, lambda entry: entry.process.facts.holder or entry.process.facts.pid
         )

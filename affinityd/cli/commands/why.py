@@ -1,4 +1,4 @@
-"""`affinityd why`: how long a process waits for CPUs within some seconds, and the facts beside."""
+"""`affinityd why`: how long a process waits for CPUs within some seconds, and what explains it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise TargetError(UNCOUNTED)
     bound_by = None
     if waits.is_bound_to_one:
-        bound_by = owner_of(after.facts) or "a program that left no trace in it"
+        bound_by = owner_of(after.facts) or "a program that cannot be told"
     cure = remedy(waits, after.facts.membership.scheduler, bound_by)
     if arguments.format == "json":
         pressure = None
@@ -122,7 +122,7 @@ def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
 
 
 def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Iterator[str]:
-    """Yield the lines for a person: the sum, the facts, the threads, others there, the remedy."""
+    """Yield the lines: the sum, the facts, the threads, other processes there, the remedy."""
     name = target.shown(process)
     cpus = several("CPU", waits.cpus)
     if waits.waited is None:

@@ -65,7 +65,7 @@ def _concerns(finding: Finding) -> Iterator[str]:
 
 
 def once(said: Iterable[tuple[int, str]], names: Mapping[int, str]) -> Iterator[str]:
-    """Yield the sentences on processes, pid and text, equal ones once: the first, and how many."""
+    """Yield each sentence once: with the first process that it is about, and how many more."""
     pids_by_text: dict[str, list[int]] = {}
     for pid, text in said:
         pids_by_text.setdefault(text, []).append(pid)
@@ -102,7 +102,6 @@ def _rows_table(scan: Scan, names: Mapping[GpuKey, str], width: int) -> Iterator
 
 
 def _look(process: AuditedProcess) -> object:
-    """Return what is alike of workers that share a row: those of one parent."""
     facts = process.facts
     if facts.holder is None:
         return facts.pid

@@ -38,7 +38,7 @@ def state_of(request: Request) -> ApiState:
 
 
 def caller_of_request(request: Request) -> Caller | None:
-    """Return the CPUs of the process that asks; None where it is not known, or a replay's."""
+    """Return the CPUs of the process that asks; None where they are not known, or for a replay."""
     if state_of(request).settings.replays:
         return None
     return caller_of(peer_of_request(request.scope))

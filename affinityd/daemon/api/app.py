@@ -26,7 +26,8 @@ from affinityd.request.document import ProblemDocument
 from affinityd.text import quote
 
 OPENAPI = "/openapi.json"
-#: Requests of a user that go on in a turn of the loop. One would delay the ranks of a job.
+#: Requests of one user that are answered in one turn of the loop. A single one would delay a job's
+#: ranks.
 MOST_IN_TURN = 4
 
 
@@ -45,7 +46,7 @@ def whole_app(state: ApiState) -> FastAPI:
         return "\n".join((f"affinityd {__version__} answers", "", *lines, ""))
 
     def openapi() -> Response:
-        """Answer with OpenAPI's document, from a thread: to make it takes most of a second."""
+        """Answer with OpenAPI's document, from a thread: it takes most of a second."""
         return JSONResponse(app.openapi())
 
     app = _app(state, f"see {OPENAPI}")
@@ -71,15 +72,15 @@ def plans_app(state: ApiState) -> FastAPI:
 
 
 def _app(state: ApiState, remedy: str) -> FastAPI:
-    """Return an app without paths; each error is a problem, of another path with a remedy."""
+    """Return an app without paths; errors are problems, and an unknown path has a remedy."""
     app = FastAPI(
         title="affinityd",
         description="The CPUs and the memory node for each GPU rank.",
         version=__version__,
-        # Their pages would load scripts from elsewhere, which a compute node cannot reach.
+        # These pages would load scripts from elsewhere, which a compute node cannot reach.
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # it would be made in the event loop
+        openapi_url=None,  # FastAPI would make it in the event loop
         generate_unique_id_function=_operation_id,
         redirect_slashes=False,  # a redirect would name the request's host, which may be any
         exception_handlers={
@@ -133,11 +134,11 @@ class Turns:
 
 
 class OtherSites:
-    """Refuses, on every path, what a browser asks for a page of another site.
+    """Refuses requests that a browser makes for a page of another site, on every path.
 
-    It says so by Sec-Fetch-Site (Fetch Metadata; a link that a person follows is no such request),
-    or has that site's name in Host, which may lead to the socket through a port forwarding. Over
-    TCP a name is also that of a Service or a node.
+    The browser says so by Sec-Fetch-Site (Fetch Metadata; a link that a person follows is no such
+    request), or sends that site's name as Host, which may lead to the socket through a port
+    forwarding. Over TCP Host may also be the name of a Service or a node.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -153,7 +154,7 @@ class OtherSites:
         if (site not in {b"none", b"same-origin"} and not is_link) or (
             peer_of_request(scope) is not None and is_foreign(host)
         ):
-            detail = "a page of another site asks; no such page may"
+            detail = "a page of another site asks, and may not"
             refusal = problem(Request(scope), HTTPStatus.FORBIDDEN, "Forbidden", detail)
             await refusal(scope, receive, send)
         else:
@@ -165,7 +166,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if request.scope["path"] == "/plan":
         plan.count_plan(request, "", str(error.status), "")
     reply = problem(request, error.status, error.title, str(error))
-    if type(error) is NotReadyError:  # its kinds may last; the machine is read within a second
+    if type(error) is NotReadyError:  # its subclasses may last; the machine is read within a second
         reply.headers["retry-after"] = "1"
     return reply
 
@@ -185,5 +186,5 @@ async def _not_answered(remedy: str, request: Request, error: Exception) -> Resp
 
 
 async def _broken(request: Request, _error: Exception) -> Response:
-    # The server logs the error, which goes on to it from here.
+    # The server logs the error, which is raised again after this answer.
     return problem(request, 500, "Internal error", "this is a bug; the daemon's log says more")

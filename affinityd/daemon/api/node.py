@@ -57,7 +57,7 @@ def metrics(request: Request) -> Response:
 
 @router.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)
 async def healthz() -> Response:
-    """Answer at all."""
+    """Answer that the daemon runs."""
     return PlainTextResponse("ok\n")
 
 
@@ -114,16 +114,16 @@ async def audit(request: Request) -> Response:
     state = state_of(request)
     if query := request.scope["query_string"].decode("ascii", errors="replace"):
         raise InvalidRequestError(f"/audit takes no parameter, and was given {quote(query)}")
-    reader = ALL  # what is made up may be seen by all
+    reader = ALL  # everyone may see made-up processes
     if state.settings.machine != BUSY:
         reader = reader_of(peer_of_request(request.scope), state.settings.admin_group)
     last = state.last_scan()
     if last is None:
         raise _no_scan(state.settings)
-    tag = f'W/"{last.boot}-{reader}"'  # weak: it is the same compressed and not
+    tag = f'W/"{last.boot}-{reader}"'  # weak: one tag for the compressed and the plain answer
     headers = {
         "cache-control": "no-store",
-        # A browser keeps it out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
+        # A browser keeps the answer out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
         "cross-origin-resource-policy": "same-origin",
         "etag": tag,
         "vary": "accept-encoding",

@@ -39,9 +39,9 @@ from affinityd.linux.processes import (
 )
 from affinityd.request.resolve import Caller
 
-KEY = "peer"  #: where a request's scope has the peer, among its `state`
+KEY = "peer"  #: its key in the `state` of a request's scope
 
-MOST_OF_ONE = 512  #: connections at once of one user; all over TCP count as one
+MOST_OF_ONE = 512  #: connections of one user; all over TCP count as one
 
 MOST_RECEIVED = 65536  #: bytes of one request; a query has 49,152 at most
 TOO_LARGE = (
@@ -62,19 +62,19 @@ class Peer:
 
     @property
     def is_there(self) -> bool:
-        """Whether it has not ended. Its pid may be another process's by now. Raises OSError."""
+        """Whether it still runs: its pid may belong to another process. Raises OSError."""
         return self.start is not None and _start(self.credentials.pid) == self.start
 
     @cached_property
     def groups(self) -> frozenset[int]:
-        """The gids of the process: its own and, where there are not too many, the others."""
+        """The gids of the process: its own and, where they are not too many, the others."""
         return groups(self._socket, self.credentials.gid)
 
 
 def peer_of(accepted: socket.socket) -> Peer | None:
     """Return the peer of a connection; None over TCP.
 
-    Raises OSError where its /proc files cannot be read now, as where no file is left.
+    Raises OSError where its /proc files cannot be read now, as when no more files can be opened.
     """
     if accepted.family != socket.AF_UNIX:
         return None
@@ -101,8 +101,8 @@ def _start(pid: int) -> int | None:
 class Connections:
     """Each user's connections; one user may have a quarter of the daemon's files.
 
-    All over TCP are one user's. Beyond the limit the oldest one is closed, so that connections on
-    which nothing is asked keep no request out.
+    All connections over TCP count as one user's. Beyond the limit the oldest one is closed, so
+    connections without a request keep no request out.
     """
 
     def __init__(self, count_closed: Callable[[], None]) -> None:
@@ -119,7 +119,7 @@ class Connections:
             self._count_closed()
             oldest = next(iter(others))
             del others[oldest]
-            oldest.transport.abort()  # to close it would wait for a client that reads no answer
+            oldest.transport.abort()  # close() would wait for a client that reads no answer
         others[connection] = None
 
     def remove(self, connection: PeerProtocol) -> None:
@@ -133,7 +133,7 @@ class Connections:
 class PeerProtocol(HttpToolsProtocol):
     """One connection: uvicorn's, with its peer in the scope of each request.
 
-    It is closed for a request of more than MOST_RECEIVED bytes, and for one that is sent before the
+    The connection is closed if a request has more than MOST_RECEIVED bytes, or is sent before the
     last one is answered, which no client of ours does: uvicorn bounds neither.
     """
 
@@ -154,12 +154,12 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin with a new connection, and note its peer."""
         super().connection_made(transport)
-        # uvloop's view of a socket takes another file for each question.
+        # uvloop's view of a socket opens another file for each question.
         view = transport.get_extra_info("socket")
         self._accepted = socket.socket(view.family, view.type, view.proto, fileno=view.fileno())
         try:
             peer = peer_of(self._accepted)
-        except OSError:  # it is no caller over TCP, and which one is not known
+        except OSError:  # the caller uses no TCP, and is not known
             peer = None
             transport.abort()
         self.user = None if peer is None else peer.credentials.uid
@@ -167,7 +167,7 @@ class PeerProtocol(HttpToolsProtocol):
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request. The parser would keep, and copy, whatever is sent."""
+        """Read a part of a request. The parser would keep and copy all that is sent."""
         self._received += len(data)
         if self._received <= MOST_RECEIVED:
             super().data_received(data)
@@ -180,17 +180,17 @@ class PeerProtocol(HttpToolsProtocol):
         """Begin to answer a request."""
         if self._is_answering:
             self.transport.close()
-            raise ValueError  # it ends the parser, which would read all that was sent
+            raise ValueError  # this ends the parser, which would read all that was sent
         if not self.transport.is_closing():
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Count anew, for the next request."""
+        """Count the bytes of the next request from 0."""
         self._received = 0
         super().on_message_complete()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Answer a client, too, that has ended its side of the connection after its request."""
+        """Answer also a client that has closed its side of the connection after its request."""
         if self._is_answering:
             self.cycle.keep_alive = False
         return self._is_answering
@@ -207,18 +207,18 @@ class PeerProtocol(HttpToolsProtocol):
 
 
 def caller_of(peer: Peer | None) -> Caller | None:
-    """Return the CPUs of the process that made a connection; None where it is not known.
+    """Return the CPUs of the process that made a connection; None where they are not known.
 
     Raises BusyError where no file is left to read them.
     """
     if peer is None:
         return None
     pid = peer.credentials.pid
-    if pid <= 0 or not _sees_own_pids():  # as in a pod; affinityd's commands send their CPUs
+    if pid <= 0 or not _sees_own_pids():  # as in a pod, where affinityd's commands send their CPUs
         return None
     try:
         caller = _caller(pid)
-        is_same = peer.is_there  # else the pid is by now another process's
+        is_same = peer.is_there  # else another process has the pid by now
     except OSError as error:
         raise BusyError(
             f"the caller cannot be identified now: {error.strerror}; try again in a moment"
@@ -238,7 +238,7 @@ def _sees_own_pids() -> bool:
 
 
 def _caller(pid: int) -> Caller | None:
-    """Return the CPUs of a pid's process now; None where it is not seen. Raises OSError."""
+    """Return the CPUs of a pid's process now; None where /proc hides it. Raises OSError."""
     try:
         mask = mask_of(pid)
         membership = present(f"/proc/{pid}/cgroup")
@@ -249,16 +249,16 @@ def _caller(pid: int) -> Caller | None:
     try:
         for file in _cpuset_files(membership):
             if cpus := (present(file) or b"").strip():
-                cpuset = parse_list(cpus.decode())  # it may have changed since the mask was read
+                cpuset = parse_list(cpus.decode())  # it may have moved since the mask was read
                 return Caller(mask & cpuset or cpuset, cpuset)
-    except PermissionError:  # its cgroup's folder is shut: the mask is within it, anyway
+    except PermissionError:  # its cgroup's folder is closed; the mask is within the cpuset anyway
         return Caller(mask, mask)
     return Caller(mask)
 
 
 @lru_cache(maxsize=256)
 def _cpuset_files(membership: bytes) -> tuple[str, ...]:
-    """Return where a cgroup has its cpuset, the nearest first: to find that reads all mounts."""
+    """Return a cgroup's cpuset files, the nearest first: finding them reads all mounts."""
     return tuple(Cgroups(os.fsdecode(membership)).cpuset_files())
 
 
@@ -280,8 +280,8 @@ def is_foreign(host: str) -> bool:
 def reader_of(peer: Peer | None, admin_group: int | None) -> str:
     """Return the document that a caller may see: ALL for root and the admin group, else COUNTS.
 
-    Over TCP and from other namespaces these are no root and no member; nor is a process that has
-    ended, whose child may use its connection.
+    Over TCP and from other namespaces no caller counts as root or a member. Nor does a process that
+    has ended: its child may use its connection.
     """
     if peer is None:
         return COUNTS
@@ -291,7 +291,7 @@ def reader_of(peer: Peer | None, admin_group: int | None) -> str:
         return COUNTS
     if uid != ROOT and admin_group not in peer.groups:
         return COUNTS
-    # In a pid namespace below that of /proc, proc_pid_status(5), it is of some container.
+    # A process in a pid namespace below that of /proc, proc_pid_status(5), is in some container.
     is_of_node = len(status_of(pid, "NSpid").split()) == 1
     with suppress(OSError):  # no file is left to read that
         if is_of_node and peer.is_there:

@@ -29,8 +29,8 @@ from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 
 MAX_FIELDS = 64  #: of a query
-MOST_REPLIES = 64  #: that are remembered, for the ranks of a job and for repeated questions
-#: In all lists and masks of a request that is remembered; each takes 100 bytes.
+MOST_REPLIES = 64  #: that are kept, for the ranks of a job and for repeated questions
+#: In all lists and masks of a request whose reply is kept; each takes 100 bytes.
 MOST_CPUS = 2048
 JOBS_FORMAT = "shell"  #: of exec, bind, TaskProlog and a pod's run
 
@@ -47,7 +47,7 @@ NO_PLAN = {
     ),
     **NOT_READ,
 }
-#: FastAPI does not read the parameters: the command line, which has no FastAPI, takes the same.
+#: FastAPI does not read the parameters: the command line, without FastAPI, takes the same ones.
 DESCRIBED = [
     {
         "name": name,
@@ -63,10 +63,7 @@ router = APIRouter()
 
 
 def count_plan(request: HttpRequest, mode: str, result: str, locality: str) -> None:
-    """Count a plan or a refusal by client.
-
-    "job": exec, bind, TaskProlog and a pod's run; or "other".
-    """
+    """Count a plan or a refusal, by client: `job` for exec, bind, TaskProlog and a pod's run."""
     client = "other"
     if f"format={JOBS_FORMAT}".encode() in request.scope["query_string"]:
         client = "job"
@@ -80,7 +77,7 @@ async def read_query(request: HttpRequest) -> Request:
     await watcher.first_reading()
     asked = parse_query(pairs_of(query))
     await watcher.refresh()
-    names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
+    names_mig = b"MIG-" in query  # maybe an instance that was made since the last reading
     if names_mig and names_unknown_mig(watcher.node.topology, asked.task):
         peer = peer_of_request(request.scope)
         user = None if peer is None else peer.credentials.uid
@@ -96,7 +93,7 @@ async def read_query(request: HttpRequest) -> Request:
     openapi_extra={"parameters": DESCRIBED},
 )
 async def plan(request: HttpRequest, asked: Annotated[Request, Depends(read_query)]) -> Response:
-    """Answer a request. Raises AffinityError; its kind is the reason."""
+    """Answer a request. Raises AffinityError, whose kind is the reason of the refusal."""
     state = state_of(request)
     node = state.watcher.node
     caller = caller_of_request(request)
@@ -115,16 +112,16 @@ async def plan(request: HttpRequest, asked: Annotated[Request, Depends(read_quer
 def find_reply(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
     """Return the reply to a request, which may be remembered; `caller` is None where unknown.
 
-    Raises AffinityError; its kind is the reason.
+    Raises AffinityError, whose kind is the reason of the refusal.
     """
     task = asked.task
     is_own = task.slice is not None
     has_number = task.cpus is not None and not task.cpus.is_allotment
     is_of_job = task.rank is not None and task.job is None and not (has_number or is_own)
-    if asked.choose or _cpus_in(asked) > MOST_CPUS:  # a choice is remembered by itself
+    if asked.choose or _cpus_in(asked) > MOST_CPUS:  # choices are kept elsewhere
         reply = resolve.plan_reply(node, asked, caller)
     elif is_of_job and not (task.is_launched and task.ranks is None):
-        # The other ranks' replies differ in nothing else.
+        # The replies to the other ranks differ in nothing else.
         reply = _reply(node, asked._replace(task=replace(task, rank=None)), caller)
         reply = reply._replace(asked_ranks=asked_ranks(task.rank, len(reply.entries)))
     else:
@@ -133,7 +130,6 @@ def find_reply(node: Node, asked: Request, caller: Caller | None = None) -> Repl
 
 
 def _cpus_in(asked: Request) -> int:
-    """Return how many CPU numbers a request has."""
     sets = [asked.observe, asked.task.cpuset, asked.task.slice]
     if asked.task.slurm:
         slurm = asked.task.slurm
@@ -153,7 +149,7 @@ def pairs_of(query: bytes) -> list[tuple[str, str]]:
         text = query.decode("ascii")
         for part in text.split("&"):
             if not part:
-                break  # parse_qsl refuses it
+                break  # parse_qsl refuses the query
             if "=" not in part:
                 raise InvalidRequestError(f"{quote(part)} has no value; write NAME=VALUE")
         return parse_qsl(
@@ -178,7 +174,7 @@ def wants_text(accept: str | None) -> bool:
 def observed_placement(
     topology: Topology, reply: Reply, caller: Caller | None, form: str
 ) -> str | None:
-    """Return the placement of a client that observes; None: it is no such client.
+    """Return the placement of a client that observes; None: the client does not observe.
 
     A client that would apply a plan states its CPUs, or requests the format `shell`.
     """

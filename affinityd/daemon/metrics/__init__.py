@@ -59,7 +59,7 @@ OLD_SECONDS = 300.0
 #: The HTTP statuses of plans that are refused: the errors of `affinityd.errors`.
 REFUSALS = ("404", "409", "422", "503")
 
-#: The start of each series is of no use here, and would double a scrape.
+#: When each series began is of no use here, and would double a scrape.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -126,7 +126,7 @@ class Metrics:
             ("mode", "result", "locality", "client"),
             registry=registry,
         )
-        for status in REFUSALS:  # a rate does not see the first refusals of a series without a 0
+        for status in REFUSALS:  # without a 0 a rate misses the first refusals of a series
             self.plans.labels("", status, "", "job")
         self.observed_plans = Counter(
             "affinityd_observed_plans",
@@ -137,7 +137,7 @@ class Metrics:
         )
         self.refused_connections = Counter(
             "affinityd_refused_connections",
-            "Connections closed for a new one of a user who had the most that one may have.",
+            "Connections closed for a new one of a user who had as many as one user may have.",
             registry=registry,
         )
         build = {"version": __version__}
@@ -178,7 +178,7 @@ class Metrics:
             yield from self.of_nri()
 
     def exposition(self) -> bytes:
-        """Return all of them in Prometheus' text form; of the last scan unless it is old."""
+        """Return all of them in Prometheus' text form; without the last scan's if that is old."""
         own = generate_latest(self._registry)
         last = self.last_scan()
         if last is None or since_boot() - last.boot > max(

@@ -1,7 +1,7 @@
 """Metrics of a scan: GPUs by their labels, jobs by theirs, never a pid.
 
-A fixed number of jobs, the first ones, have metrics of their own; the others share a row. A row's
-counters only grow; the shared one's too, although its jobs come and go.
+The first jobs, a fixed number, have metrics of their own; the others have one row in common. The
+counters of a row only grow, also of the common one, although its jobs come and go.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from affinityd.text import one_line
 from affinityd.topology.model import GpuKey, Keys, moved
 from affinityd.topology.nearness import CAUSES, LOCAL, REMOTE
 
-OTHERS = Job("", "other")  #: how the shared row is called
+OTHERS = Job("", "other")  #: the name of the common row
 
 
 ENDED_JOBS_KEPT = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
@@ -28,15 +28,16 @@ ENDED_JOBS_KEPT = 300.0  #: seconds for which an ended job keeps its counters, t
 
 @dataclass
 class JobRow:
-    """The counts of a job, of a container that kubelet names, or of the others together."""
+    """The counts of a job, of a container that kubelet names, or of all other jobs together."""
 
     job: Job
     time: CpuTime = field(default_factory=CpuTime)  #: up to the scan before
     used: CpuTime = field(default_factory=CpuTime)  #: since then
     since: float | None = None  #: when a mismatch began, since the epoch; None: none, or OTHERS
-    #: GPUs that its processes use → the first of CAUSES of these; None: none may run far away
+    #: GPUs that its processes use → the first of these processes' CAUSES; None: none may run far
+    #: away
     causes: dict[GpuKey, str | None] = field(default_factory=dict)
-    #: Seconds that its GPUs were used, summed over the GPUs, by cause, None among them
+    #: Seconds that its GPUs were used, summed over the GPUs, by cause; None: without a mismatch
     gpu_seconds: defaultdict[str | None, float] = field(default_factory=lambda: defaultdict(float))
 
 
@@ -45,8 +46,8 @@ class JobSeries:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._rows: dict[Job, JobRow] = {}  # of the living jobs, and OTHERS if a job ever shared
-        self._seen: dict[Job, float] = {}  # each living job → when last, seconds since boot
+        self._rows: dict[Job, JobRow] = {}  # of the living jobs, and OTHERS once it has jobs
+        self._seen: dict[Job, float] = {}  # each living job → when last seen, since boot
         self._looked = 0.0  # seconds since boot
 
     def renumber(self, keys: Keys) -> None:
@@ -58,13 +59,13 @@ class JobSeries:
         """Return the rows as of a new scan.
 
         The findings of the last scan hold until this one, and CPU time counts at the next one. So
-        the counters of a new job begin at 0, and a job that has ended counts up to this scan. What
-        was found of a GPU goes on while its processes are not known.
+        the counters of a new job begin at 0, and a job that has ended counts up to this scan. The
+        findings on a GPU stay while its processes are not known.
         """
         if not self._most:
             return []
         for job, seen in list(self._seen.items()):
-            # Those of the last scan count up to this one, however long ago it was.
+            # Jobs of the last scan count up to this one, however long ago it was.
             if scan.boot - seen >= ENDED_JOBS_KEPT and seen != self._looked:
                 del self._seen[job]
                 self._rows.pop(job, None)
@@ -91,10 +92,10 @@ class JobSeries:
         return list(self._rows.values())
 
     def _row(self, job: Job) -> JobRow:
-        """Return a job's row: its own, if there was room when it came.
+        """Return a job's row: its own, if there was room when the job came.
 
         The first container that kubelet names takes over the row of its pod without names, and its
-        counters: kubelet may have been silent before.
+        counters: kubelet may not have answered before.
         """
         pod = Job(job.scheduler, job.id)
         if pod in self._rows and job not in self._rows:

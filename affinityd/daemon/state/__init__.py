@@ -19,14 +19,14 @@ T = TypeVar("T")
 async def in_background(work: Callable[[], T]) -> T:
     """Return the result of `work`, or raise its exception, from a thread of its own.
 
-    Unlike asyncio.to_thread's, the thread does not delay the process's end: a driver may block
-    the caller for longer than a stop may take.
+    Unlike asyncio.to_thread's, this thread does not delay the process's end: a driver may block it
+    for longer than a stop may take.
     """
     return await asyncio.wrap_future(started(work))
 
 
 def until_multiple(seconds: float) -> float:
-    """Return how long it is until the loop's time is a multiple: such waits wake up together."""
+    """Return the seconds until the loop's time is a multiple: such waits wake up together."""
     return seconds - asyncio.get_running_loop().time() % seconds
 
 

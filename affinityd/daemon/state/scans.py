@@ -30,10 +30,11 @@ from affinityd.errors import FatalError
 from affinityd.linux.syscalls import end_with
 from affinityd.topology.model import Topology
 
-#: A scan takes at most 20 s, and the work on it a few: one that takes longer hangs.
+#: A scan takes at most 20 s, and its documents a few: one that takes longer hangs.
 HUNG_SECONDS = 120.0
 
-#: Others go first on a busy CPU, and yet a scan ends in time there: it has a tenth of the CPU.
+#: Other programs go first on a busy CPU; the child still has a tenth of it, so that a scan ends in
+#: time.
 NICENESS = 10
 
 METRICS = "metrics"  #: the name of the text with the metrics of a scan
@@ -64,12 +65,12 @@ class ScanChild:
         if self._pid == 0:
             try:
                 self._pipe.close()
-                with suppress(OSError):  # without it, a child that hangs ends later
+                with suppress(OSError):  # without this, a child that hangs ends later
                     end_with(daemon)
-                gc.enable()  # which the daemon's start has disabled
-                with suppress(OSError):  # a unit may leave the call out
+                gc.enable()  # the daemon's start has disabled it
+                with suppress(OSError):  # a unit may forbid the call
                     os.nice(NICENESS)
-                for number in (signal.SIGINT, signal.SIGTERM):  # the daemon takes them, ends first
+                for number in (signal.SIGINT, signal.SIGTERM):  # the daemon, which ends first
                     signal.signal(number, signal.SIG_IGN)
                 with suppress(OSError, EOFError):  # the daemon has ended
                     work(pipe)
@@ -78,9 +79,9 @@ class ScanChild:
         pipe.close()
 
     def scan(self, topology: Topology, containers: ContainerNames) -> None:
-        """Have it scan; `containers` are those known by name.
+        """Have the child scan; `containers` are those with known names.
 
-        Raises FatalError where it has ended or hangs; then it is killed.
+        Raises FatalError where the child has ended or hangs; then it is killed.
         """
         try:
             changed = None if topology is self._sent else topology
@@ -100,7 +101,7 @@ class ScanChild:
 async def scan_regularly(
     scan: Callable[[Topology], None], machine: KnownNode, *, every: float
 ) -> None:
-    """Scan every so many seconds, from the first reading of the topology on, for ever.
+    """Scan at each interval, for ever, from the first reading of the topology on.
 
     A scan that fails leaves the last one, whose age grows. Raises FatalError.
     """
@@ -119,7 +120,7 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
     topology: Topology
     while True:
         changed, containers = pipe.recv()
-        if changed is not None:  # as it is at the first scan
+        if changed is not None:  # as at the first scan
             topology = changed
         result = None
         with failures.logged():

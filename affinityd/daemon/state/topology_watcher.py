@@ -1,6 +1,6 @@
 """The node as it is known now: kept current, and published to clients, systemd and the log.
 
-A reading is swapped in whole, so a plan is made from one reading or the next, never from both.
+A reading replaces the one before as a whole, so no plan is made from parts of both.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from affinityd.topology.model import Node, Topology
 
 log = logging.getLogger(__name__)
 
-DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are looked at
-DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
+DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are checked
+DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver that gave no answer is queried again
 
 
 class KnownNode:
@@ -35,7 +35,7 @@ class KnownNode:
 
     def __init__(self, node: Node | None = None) -> None:
         self.known = node  #: None before the first reading
-        self.failing = "the machine has not been read yet"  #: or the file that failed, and why
+        self.failing = "the machine has not been read yet"  #: also the file that failed, and why
         self.has_read = asyncio.Event()
 
     @property
@@ -62,7 +62,7 @@ class TopologyWatcher(KnownNode):
         self._seen_ports: object = None
         self._seen_drivers: object = None
         self._asked_drivers = float("-inf")
-        self._sought_mig: dict[int | None, float] = {}  #: by the user, when that was last
+        self._sought_mig: dict[int | None, float] = {}  #: by the user, when last sought
         self._asking = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._wanted = asyncio.Event()
@@ -70,15 +70,15 @@ class TopologyWatcher(KnownNode):
         self._published: Node | None = None
 
     async def first_reading(self) -> None:
-        """Return when the machine has been read for the first time, or 0.6 s later."""
+        """Return when the machine has been read for the first time, or after 0.6 s."""
         if self.known is None:
             await pause(self.has_read, 0.6)  # clients wait for 0.7 s and more
 
     async def refresh(self) -> None:
-        """Read the CPUs again if they have changed; this waits for no driver."""
+        """Read the CPUs again if they have changed; this never waits for a driver."""
         if self.known is not None and not self._is_current():
             async with self._reading:
-                if not self._is_current():  # else another request has read it meanwhile
+                if not self._is_current():  # else another request has read them meanwhile
                     await self._read()
 
     async def seek_mig(self, user: int | None) -> None:
@@ -91,11 +91,11 @@ class TopologyWatcher(KnownNode):
                 self._sought_mig[user] = time.monotonic()
 
     def want_reading(self) -> None:
-        """Have everything read again, soon: for a signal handler."""
+        """Have everything read again soon: called by a signal handler."""
         self._wanted.set()
 
     async def watch(self) -> None:
-        """Read at the start, when that is wanted, and when drivers or RDMA ports differ.
+        """Read at the start, on request, and when drivers or RDMA ports change.
 
         Publishes each reading, off the event loop: no plan waits for a disk. Never returns.
         """
@@ -114,7 +114,7 @@ class TopologyWatcher(KnownNode):
                 await in_background(self._publish)
 
     async def _ports(self) -> object:
-        """Return the ports' states; where there are some, from a thread: adapters may be slow."""
+        """Return the ports' states; if there are ports, from a thread: adapters may be slow."""
         if self._seen_ports:
             return await in_background(self._machine.ports)
         return self._machine.ports()
@@ -146,8 +146,8 @@ class TopologyWatcher(KnownNode):
             except FailingFileError as error:
                 self.failing = str(error)
                 raise
-            # Files may be missing while something is mounted or plugged: a reading that differs is
-            # made up to four times more, until two in a row are alike.
+            # Files may be missing while something is mounted or plugged in. So a reading that
+            # differs is repeated up to four times, until two in a row are equal.
             for _ in range(4):
                 if self.known is None or topology == self.known.topology:
                     break
@@ -175,7 +175,7 @@ class TopologyWatcher(KnownNode):
         before = self._published
         if node is not before:
             _log(node, before)
-        # A file that was deleted, or that the disk had no room for, comes back with any reading.
+        # Any reading writes the file again: it may have been deleted, or the disk was full.
         with self._unwritten.logged():
             if before is None:
                 sweep(self._node_file)

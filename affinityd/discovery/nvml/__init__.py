@@ -1,4 +1,4 @@
-"""NVML's answers as data, and as JSON: its child prints it, and a snapshot keeps it."""
+"""NVML's answers as data, and as JSON: its child prints them, and a snapshot keeps them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NvmlGpu:
 class NvmlProcess:
     """A process that uses a GPU, as NVML's lists have it (nvmlProcessInfo_t)."""
 
-    pid: int  #: as the host numbers it; newer drivers: as the asker's pid namespace does
+    pid: int  #: as the host numbers it; newer drivers: as the pid namespace of the caller does
     kind: str  #: the list that has it: "compute", "graphics", "mps"
     memory_bytes: int | None = None  #: usedGpuMemory; None: unknown to NVML
     mig: str | None = None  #: UUID of the MIG device that it uses
@@ -53,8 +53,8 @@ class GpuProcesses:
     index: int  #: NVML's own, in PCI bus order
     uuid: str | None = None  #: nvmlDeviceGetUUID
     pci_bus_id: str | None = None  #: nvmlDeviceGetPciInfo, as sysfs writes it
-    processes: tuple[NvmlProcess, ...] = ()  #: one in two lists is there twice
-    error: str | None = None  #: why not all of them are known
+    processes: tuple[NvmlProcess, ...] = ()  #: a process in two lists is there twice
+    error: str | None = None  #: why some are not known
     is_lost: bool = False  #: the error is a fault of the GPU
     load: NvmlLoad = NO_LOAD
 

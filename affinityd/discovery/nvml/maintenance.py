@@ -43,7 +43,7 @@ WORKERS = {
 
 
 class DriverMaintenance:
-    """Tells whether the driver is being worked on."""
+    """Tells whether the driver is being changed."""
 
     def __init__(self, sys: str = "/sys", hold: str = HOLD, proc: str = PROC) -> None:
         self._sys = sys
@@ -54,17 +54,17 @@ class DriverMaintenance:
         self._working: set[str] = set()
 
     def reason(self) -> str | None:
-        """Return why NVML must not be called now, and what ends that; None: it may be."""
+        """Return why NVML must not be called now, and what ends that; None: it may be called."""
         state = text(f"{self._sys}/module/nvidia/initstate")
-        if state not in {"", "live"}:  # none: it is not loaded, or a part of the kernel
+        if state not in {"", "live"}:  # "": it is not loaded, or built into the kernel
             return f"NVIDIA's driver is {state}: it is being replaced"
         if os.path.lexists(self._hold):
             name = text(self._hold).partition("\n")[0].strip()
             by = f" by {quote(name)}" if name else ""
             return f"NVML calls are on hold{by}, until {self._hold} is removed"
-        # A process is read when it is new, and once more, as it may have been about to execve(2):
-        # to read all of them costs most of a scan. A process that becomes such a program later,
-        # without fork(2), is missed.
+        # A process is read when it is new, and once more, as it may have been about to call
+        # execve(2): reading all processes each time would take most of a scan. A process that
+        # becomes such a program later, without fork(2), is missed.
         there = {name for name in listed(self._proc) if name.isdigit()}
         unread = there - self._seen_twice
         self._seen_twice = there & self._seen_once
@@ -77,9 +77,9 @@ class DriverMaintenance:
 
 
 def _works(pid: str, proc: str) -> bool:
-    """Whether root's process changes a driver; other users choose names freely."""
+    """Whether root's process changes a driver; other users may give a program any name."""
     changes = WORKERS.get((content(f"{proc}/{pid}/comm") or b"").rstrip(b"\n"))
-    # The uid first: another user's command line may be on a file system that does not answer.
+    # The uid first: another user's command line may be on a file system that hangs.
     if changes is None or uid_of(int(pid), proc) != ROOT:
         return False
     words = content(f"{proc}/{pid}/cmdline")  # a zombie has none

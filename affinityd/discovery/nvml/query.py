@@ -60,8 +60,8 @@ INIT_REMEDIES = {
 }
 
 UNKNOWN_ERROR = 999
-#: nvmlReturn_t of a GPU that computes no more: INSUFFICIENT_POWER, TIMEOUT, IRQ_ISSUE, GPU_IS_LOST,
-#: RESET_REQUIRED.
+#: nvmlReturn_t of a GPU that can no longer compute: INSUFFICIENT_POWER, TIMEOUT, IRQ_ISSUE,
+#: GPU_IS_LOST, RESET_REQUIRED.
 FAULTS = {8, 10, 11, 15, 16, UNKNOWN_ERROR}
 
 
@@ -71,14 +71,14 @@ class _UncountedError(Exception):
 
 @dataclass(frozen=True)
 class NvmlDevice:
-    """A GPU or MIG device to query: a query that fails costs only its own answer."""
+    """A GPU or MIG device to query: a query that fails loses only its own answer."""
 
     nvml: ModuleType
     handle: object  #: None: NVML gives none, and `errors` have the reason
-    errors: dict[str, int]  #: with their nvmlReturn_t; those of its MIG devices, too
+    errors: dict[str, int]  #: with their nvmlReturn_t, also those of its MIG devices
 
     def query(self, question: Callable[..., T], *arguments: object) -> T | None:
-        """Return the answer; None: there is none; `errors` has the reason if that is a fault."""
+        """Return the answer; None: there is none, and `errors` has the reason if it is a fault."""
         try:
             return question(self.handle, *arguments) if self.handle is not None else None
         except self.nvml.NVMLError as error:
@@ -104,7 +104,7 @@ class NvmlDevice:
         return bool(current == self.nvml.NVML_DEVICE_MIG_ENABLE)
 
     def mig_devices(self) -> Iterator[NvmlDevice]:
-        """Yield the MIG devices; of the slots for them, most may be empty."""
+        """Yield the MIG devices; most slots for them may be empty."""
         counts = self.nvml.nvmlDeviceGetMaxMigDeviceCount
         slots = self.query(counts) if self.is_divided() else None
         for slot in range(slots or 0):
@@ -125,7 +125,7 @@ def query_gpus(timeout: float = 20.0) -> NvmlReport:
 
 
 def main() -> None:
-    """Be the child of `query_gpus`: print a report."""
+    """Run as the child of `query_gpus`: print a report."""
     sys.stdout.write(_answer(NvmlReport, _report_gpus))
 
 
@@ -145,8 +145,8 @@ def _read(report: type[R], answer: Callable[[], str]) -> R:
     try:
         return read_report(report, answer())
     except TimeoutError:
-        # Not hung: a GPU that is initialized holds a killed child for seconds, too. One that is
-        # held still at the next query is another error.
+        # Not hung: the driver holds a killed child for seconds also while a GPU is initialized. A
+        # child that is still held at the next query is another error.
         return report(gpus=None, error="NVML did not answer in time", is_late=True)
     except AffinityError as error:
         return report(gpus=None, error=f"NVML {error}", has_hung=bool(stuck))
@@ -155,7 +155,6 @@ def _read(report: type[R], answer: Callable[[], str]) -> R:
 
 
 def _printed(timeout: float) -> str:
-    """Return the output of `main` in a new interpreter. Raises ChildError, TimeoutError."""
     check_stuck()
     own_end = str(timeout + GRACE)
     command = [sys.executable, "-I", "-c", CODE, own_end, *map(os.path.abspath, sys.path)]
@@ -191,7 +190,6 @@ def _answer(report: type[R], read: Callable[[ModuleType], R]) -> str:
 
 
 def _devices(nvml: ModuleType) -> list[NvmlDevice]:
-    """Return the GPUs by index. Raises _UncountedError."""
     try:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
@@ -206,9 +204,9 @@ def _devices(nvml: ModuleType) -> list[NvmlDevice]:
 
 
 def _may_run_on(cpus: CpuSet) -> bool:
-    """Widen this process's mask to `cpus`; return whether the kernel allowed them all.
+    """Widen this process's mask to `cpus`; return whether the kernel allowed all of them.
 
-    NVML's answer about affinity leaves out the CPUs that its caller's cpuset does not hold.
+    NVML's answer about affinity leaves out CPUs that are not in its caller's cpuset.
     """
     with suppress(OSError):
         os.sched_setaffinity(0, cpus)
@@ -226,7 +224,6 @@ def _report_gpus(nvml: ModuleType) -> NvmlReport:
 
 
 def _online() -> CpuSet:
-    """Return /sys/devices/system/cpu/online; empty where it cannot be read."""
     try:
         return parse_list(text("/sys/devices/system/cpu/online"))
     except ValueError:
@@ -248,7 +245,6 @@ def _facts(index: int, gpu: NvmlDevice, trusted: bool) -> NvmlGpu:
 
 
 def _node_cpus(gpu: NvmlDevice) -> CpuSet:
-    """Return the CPUs near the GPU; empty where NVML does not know."""
     scope = gpu.nvml.NVML_AFFINITY_SCOPE_NODE
     most = 8192 // 64  # words of 64 CPUs; no x86 kernel is built for more than 8192
     words = gpu.query(gpu.nvml.nvmlDeviceGetCpuAffinityWithinScope, most, scope)
@@ -276,12 +272,12 @@ def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
         parts = [(part, part.uuid()) for part in gpu.mig_devices()]
     return GpuProcesses(
         index,
-        uuid=uuid and printable(uuid),  # as discovery has it, which it is compared with
+        uuid=uuid and printable(uuid),  # as discovery has it, for comparison
         pci_bus_id=pci_bus_id,
         processes=tuple(chain.from_iterable(_listed(part, mig) for part, mig in parts)),
         error=next(iter(gpu.errors), None),
         is_lost=not FAULTS.isdisjoint(gpu.errors.values()),
-        load=_load(NvmlDevice(gpu.nvml, gpu.handle, {})),  # an error here hides no process
+        load=_load(NvmlDevice(gpu.nvml, gpu.handle, {})),  # an error here must not hide processes
     )
 
 
@@ -296,7 +292,7 @@ def _load(gpu: NvmlDevice) -> NvmlLoad:
 
 
 def _listed(device: NvmlDevice, mig: str | None) -> Iterator[NvmlProcess]:
-    """Yield a device's processes; without a list of the computing ones, note an error."""
+    """Yield a device's processes; without the list of computing processes, note an error."""
     nvml = device.nvml
     lists = {
         "compute": device.query(nvml.nvmlDeviceGetComputeRunningProcesses_v3),

@@ -50,7 +50,8 @@ CHECKS: Mapping[str, Check] = {
 def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[CheckResult]:
     """Run these checks, or all, in the order of the table; a check may find several things.
 
-    An `ok` counts if nothing else was found. A program that cannot be run, as Slurm's, is no fault.
+    An `ok` is left out if anything else was found. A program that cannot be run, such as Slurm's,
+    is no fault.
     """
     results: list[CheckResult] = []
     for name in CHECKS:

@@ -39,7 +39,7 @@ from affinityd.topology.model import Node, Topology
 def probe(path: str, timeout: float = 1.0) -> DaemonFacts:
     """Return the facts of the daemon whose socket is at a path; it is queried if it answers.
 
-    `timeout` is of each query, by default as long as any client of the daemon waits.
+    `timeout` is for each query; the default is that of every client.
     """
     daemon = replace(_listener(path, timeout), published=_published(Path(path)))
     if not daemon.status:
@@ -73,14 +73,14 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
 
 def _published(socket: Path) -> Node | str:
     file = socket.with_name(NODE_FILE)
-    try:  # to ask whether it is there may be refused, too
+    try:  # it may not be allowed to ask whether the file exists
         return read_node(file) if file.exists() else "there is none"
     except (OSError, ValueError) as error:
         return _reason(error)
 
 
 def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, OSError) and error.strerror:  # a socket's path that is too long has none
+    if isinstance(error, OSError) and error.strerror:  # a path that is too long has no errno
         return error.strerror
     return str(error)
 
@@ -149,7 +149,7 @@ OUR_VARIABLES = (
     "AFFINITYD_VISIBLE_MEMORY_NODES",
     "AFFINITYD_WARNINGS",
 )
-RANKS = f"{config.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
+RANKS = f"{config.PREFIX}RANK_"  #: of the `shell` format, as AFFINITYD_RANK_0_CPULIST
 
 
 def variables(facts: NodeFacts) -> CheckResults:
@@ -166,7 +166,7 @@ def variables(facts: NodeFacts) -> CheckResults:
                 f"{variable} in {where} is removed, and ignored", removed.VARIABLES[variable]
             )
             continue
-        # Names of other programs are less similar.
+        # Names that belong to other programs are less similar.
         similar = difflib.get_close_matches(name, OUR_VARIABLES, n=1, cutoff=0.9)
         if similar:
             remedy = f"did you mean {similar[0]}?"
@@ -178,7 +178,7 @@ def variables(facts: NodeFacts) -> CheckResults:
 
 
 def socket(daemon: DaemonFacts) -> CheckResults:
-    """Judge whether a daemon answers, and every user reaches it, and no other socket there."""
+    """Judge whether a daemon answers, every user reaches it, and no other socket is there."""
     if daemon.is_denied:
         yield fail(
             f"this user may not connect to {daemon.path}: {daemon.error}",
@@ -189,7 +189,7 @@ def socket(daemon: DaemonFacts) -> CheckResults:
         yield fail(
             f"no ready daemon at {daemon.path}: {daemon.error or f'it answered {daemon.status}'}",
             "systemctl enable --now affinityd, or affinityd serve as root; journalctl -u affinityd "
-            "says why one that runs is not ready; --socket names another",
+            "says why a running one is not ready; --socket names another",
         )
     wrong = list(_wrong_modes(Path(daemon.path).absolute()))
     if wrong:
@@ -207,7 +207,7 @@ def _wrong_modes(path: Path) -> Iterator[str]:
     for place in (*reversed(path.parents), path):
         try:
             mode = stat.S_IMODE(place.stat().st_mode)
-        except OSError:  # it is not there, or is hidden
+        except OSError:  # it does not exist, or is hidden
             return
         needed = stat.S_IXOTH
         if place == path:
@@ -238,7 +238,7 @@ def _machine_words(topology: Topology) -> Mapping[str, str]:
 
 
 def _difference(node: Node, topology: Topology) -> str:
-    """Return what says that node.json is not this machine's; empty: nothing does."""
+    """Return why node.json seems to be of another machine; empty: it does not."""
     published = _machine_words(node.topology)
     for fact, here in _machine_words(topology).items():
         if published[fact] != here:
@@ -260,7 +260,7 @@ def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
         yield warn(
             f"ranks cannot plan from {Path(daemon.path).with_name(NODE_FILE)} without the daemon: "
             + fault,
-            "let the daemon write to its folder, and one that replays a machine have a folder of "
+            "let the daemon write to its folder, and give one that replays a machine a folder of "
             "its own; then systemctl reload affinityd, or remove a file that no daemon writes",
         )
 

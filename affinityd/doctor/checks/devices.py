@@ -72,7 +72,7 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
 
 
 def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
-    """Return each present CPU that is offline → its node, which its folder names; None: unknown."""
+    """Return each present CPU that is offline → its node, by its folder; None: unknown."""
     present = read_cpus(facts.tree, f"{CPUS}/present") or frozenset()
     offline = {}
     for cpu in sorted(present - facts.topology.online):
@@ -95,14 +95,14 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
     for nic, port in usable:
         if all(topology.nearness(gpu, nic) == SYS for gpu in gpus):
             lone.append(f"{port.device} port {port.number}")
-    if lone and far:  # where each GPU has a near one, the others are for storage
+    if lone and far:  # where each GPU has a near device, the others are for storage
         yield warn(
             f"on another NUMA node than every GPU: {', '.join(lone)}",
-            "move the adapter to a slot of a node with GPUs; nothing, if it is for storage",
+            "move the adapter to a slot of a node with GPUs; leave it if it is for storage",
         )
     if far and len(far) < len(gpus):
         yield warn(
-            f"no RDMA device is on the PCI switch of {named(far)}; other GPUs have one there",
+            f"no RDMA device is on the PCI switch of {named(far)}; other GPUs have one on theirs",
             "put a NIC into a slot of that switch, or give ranks that communicate most other GPUs",
             far,
         )

@@ -45,7 +45,7 @@ def numa_balancing(facts: NodeFacts) -> CheckResults:
 
 
 def isolcpus(facts: NodeFacts) -> CheckResults:
-    """Judge whether CPUs that ranks are given are kept from the scheduler, or from its tick."""
+    """Judge whether the kernel keeps its scheduler or tick from CPUs that ranks are given."""
     isolated = read_cpus(facts.tree, f"{CPUS}/isolated")
     without_tick = read_cpus(facts.tree, f"{CPUS}/nohz_full")
     if isolated is None and without_tick is None:
@@ -118,7 +118,7 @@ def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
 
 
 def irqbalance(facts: NodeFacts) -> CheckResults:
-    """Judge whether interrupts of GPUs, and of the NICs beside them, are handled near them."""
+    """Judge whether near CPUs handle the interrupts of GPUs and of the NICs beside them."""
     topology = facts.topology
     devices = [
         (f"{named([gpu])} ({gpu.pci_bus_id})", gpu.pci_bus_id, [gpu]) for gpu in facts.some_gpus()
@@ -141,7 +141,7 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
                 "smp_affinity_list in /proc/irq",
                 gpus,
             )
-    yield ok("no interrupt of a GPU, or of an adapter beside one, is handled far from it")
+    yield ok("near CPUs handle all interrupts of GPUs, and of adapters beside them")
 
 
 def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
@@ -186,11 +186,11 @@ def cgroup(facts: NodeFacts) -> CheckResults:
 
 
 def _job_scopes(facts: NodeFacts, mount: Mount) -> list[str]:
-    """Return the folders of cgroup v2 in which schedulers put their jobs."""
+    """Return the folders of cgroup v2 where schedulers keep their jobs."""
     names = facts.tree.list(mount.point.lstrip("/"))
     slices = [f"{mount.point}/{name}" for name in names if name.endswith(".slice")]
     scopes = []
-    for place in (mount.point, *slices):  # in a slice as system.slice
+    for place in (mount.point, *slices):  # in a slice such as system.slice
         for name in facts.tree.list(place.lstrip("/")):
             if name.endswith(("slurmstepd.scope", "kubepods.slice", "kubepods")):
                 scopes.append(f"{place}/{name}")  # noqa: PERF401 - two loops in one line are denser
@@ -198,14 +198,14 @@ def _job_scopes(facts: NodeFacts, mount: Mount) -> list[str]:
 
 
 def _cgroup2(facts: NodeFacts) -> Mount | None:
-    """Return the mount of cgroup v2 to read: Cilium has one too, which may come first."""
+    """Return the mount of cgroup v2 to read: Cilium has another, which may come first."""
     mounts = [mount for mount in facts.mounts if mount.kind == "cgroup2"]
 
     def preference(mount: Mount) -> tuple[bool, bool, bool]:
         is_readable = bool(_controllers(facts.tree, mount.point))
         return is_readable, mount.point == "/sys/fs/cgroup", mount.root == "/"
 
-    return max(mounts, key=preference, default=None)  # of equal ones the first
+    return max(mounts, key=preference, default=None)  # the first of equal ones
 
 
 def _controllers(tree: Tree, folder: str) -> list[str]:

@@ -50,9 +50,9 @@ def slurm_conf(facts: NodeFacts) -> CheckResults:
             numbers = [job for job, cpus in jobs.items() if cpus & cpus_of(lost)]
             yield warn(
                 f"CPU jobs ({format_list(numbers)}) have {len(lost)} of the "
-                f"{len(cores)} cores near {named(gpus)}: a job with these GPUs gets far ones",
+                f"{len(cores)} cores near {named(gpus)}: a job with these GPUs gets far CPUs",
                 f"RestrictedCoresPerGPU={max(1, len(cores) // len(gpus))}, or fewer, in the "
-                "node's line of slurm.conf; it costs CPU jobs these cores, even if GPUs idle",
+                "node's line of slurm.conf; CPU jobs lose these cores, even while GPUs idle",
                 gpus,
             )
     yield ok("no jobs without GPUs have most of the cores near a GPU")
@@ -87,7 +87,7 @@ def _has_node(slurm: LocalSlurm, hosts: str, name: str) -> bool:
 
 
 def slurm_scripts(facts: NodeFacts) -> CheckResults:
-    """Judge whether TaskProlog= of slurm.conf runs the script of this version, and can."""
+    """Judge whether TaskProlog= of slurm.conf runs this version's script, and can run it."""
     config = _local_slurm(facts).scontrol("show", "config")
     setting = re.search(r"^TaskProlog\S*\s*=\s*(/\S+)", config, re.MULTILINE)
     if setting is None:
@@ -100,8 +100,8 @@ def slurm_scripts(facts: NodeFacts) -> CheckResults:
             "put it there, for all users to read and execute, or change slurm.conf",
         )
         return
-    text = content.decode(errors="replace")  # a site's own may be a program
-    called = re.search(r"/[^\s'\"]+/task_prolog\.sh", text)  # by a site's own script
+    text = content.decode(errors="replace")  # a site's own one may be a program
+    called = re.search(r"/[^\s'\"]+/task_prolog\.sh", text)  # called by a site's own script
     if called is not None:
         path = called[0]
         text = facts.tree.read(path.lstrip("/")) or ""
@@ -109,7 +109,7 @@ def slurm_scripts(facts: NodeFacts) -> CheckResults:
         raise NotApplicableError(f"TaskProlog={setting[1]} does not run affinityd's script here")
     version = re.search(r"^# affinityd (\S+)$", text, re.MULTILINE)
     release = version[1] if version else "0.2 or older"
-    install = f"install the scripts of {__version__}, pinning.sh beside task_prolog.sh too"
+    install = f"install the scripts of {__version__}, also pinning.sh beside task_prolog.sh"
     if release != __version__:
         yield warn(
             f"{path} is of affinityd {release}, this is {__version__}: tasks may not be pinned",

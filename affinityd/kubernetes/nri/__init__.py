@@ -1,7 +1,7 @@
 """A plugin's life at a runtime: it registers, then answers until the connection is closed.
 
-Sources: containerd/nri pkg/adaptation/plugin.go, pkg/stub/stub.go. To a runtime an error in an
-answer is the container's: it would not start. There is none here: the worst answer is an empty one.
+Sources: containerd/nri pkg/adaptation/plugin.go, pkg/stub/stub.go. If an answer has an error, the
+runtime does not start the container. So no answer has one: the worst answer is an empty one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from affinityd.kubernetes.nri.messages import (
 from affinityd.linux.protobuf import embedded, field, number, read, text
 
 REGISTRATION = 1  #: the stream of the first request
-SEND_SECONDS = 2  #: for the runtime to take what is sent
+SEND_SECONDS = 2  #: that the runtime may take to read what is sent
 
-Answer = Callable[[bytes], bytes]  #: of a method, from request to response
+Answer = Callable[[bytes], bytes]  #: of a method: request to response
 
 
-#: Keeps an exception of its block from going further.
+#: Keeps an exception inside its block.
 Guard = Callable[[], AbstractContextManager[None]]
 #: Returns UpdateContainersRequests by container, and the seconds until the next ones, if any.
 Updates = Callable[[], tuple[float | None, Mapping[str, bytes]]]
@@ -42,9 +42,9 @@ def serve(
 ) -> Iterator[None]:
     """Answer the runtime that listens at a socket; yield once it knows this plugin.
 
-    `refused` is called with each container that the runtime did not update.
-    Ends when the runtime closes the connection. Raises OSError where there is no runtime,
-    ValueError where it does not speak NRI or refuses the plugin.
+    `refused` is called with each container that the runtime did not update. Ends when the runtime
+    closes the connection. Raises OSError where there is no runtime, ValueError where it does not
+    speak NRI or refuses the plugin.
     """
     trunk = Trunk()
     stream = REGISTRATION
@@ -52,8 +52,8 @@ def serve(
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(SEND_SECONDS)
         connection.connect(path)
-        # 99, the last of all plugins: where two plugins set a container's cpuset, variable or
-        # mount it fails, and only the later one can see what the earlier one set.
+        # 99, the last of all plugins. If two plugins set the same cpuset, variable or mount, the
+        # container fails, and only the later plugin can see what the earlier one has set.
         plugin = field(1, "affinityd") + field(2, "99")
         connection.sendall(_request(stream, "RegisterPlugin", plugin))
         while True:
@@ -79,9 +79,9 @@ def serve(
 
 
 def _receive(connection: socket.socket, seconds: float | None) -> bytes | None:
-    """Return what has come; None: nothing has, for so many seconds."""
+    """Return what was received; None: nothing within so many seconds."""
     if seconds is not None:
-        seconds = max(seconds, 0.01)  # 0 would not wait for a request between two attempts
+        seconds = max(seconds, 0.01)  # 0 would not wait for requests between two attempts
     connection.settimeout(seconds)
     try:
         return connection.recv(65536)
@@ -92,7 +92,7 @@ def _receive(connection: socket.socket, seconds: float | None) -> bytes | None:
 
 
 def reply(request: bytes, answers: Mapping[str, Answer], guard: Guard) -> bytes:
-    """Return the ttrpc.Response to a ttrpc.Request; an empty one to any that is not understood."""
+    """Return the ttrpc.Response to a ttrpc.Request; an empty one if it is not understood."""
     payload = b""
     with guard():
         asked = read(request)
@@ -109,7 +109,6 @@ def _request(stream: int, method: str, payload: bytes) -> bytes:
 
 
 def _check(response: Ttrpc) -> None:
-    """Raise ValueError for a ttrpc.Response with an error."""
     status = embedded(read(response.data), 1)
     if number(status, 1):
         raise ValueError(f"the runtime refused the plugin: {text(status, 2)}")
@@ -122,6 +121,6 @@ def _is_failure(response: Ttrpc) -> bool:
 
 
 def configure(_request: bytes) -> bytes:
-    """Return a ConfigureResponse: no more than these events are sent."""
+    """Return a ConfigureResponse: only these events are sent."""
     events = 1 << 3 | 1 << 4 | 1 << 7 | 1 << 9 | 1 << 10  # create, created, update, stop, remove
     return field(2, events)

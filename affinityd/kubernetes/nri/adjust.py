@@ -1,8 +1,8 @@
 """The variables, folder and cpuset of a container with GPUs, before it starts. Pure.
 
-A container about which there is a doubt gets nothing, and starts as it would without this. Its
-device files say which GPUs it has: what it may open. CDI names and the variables of container
-runtimes say it where the files come later. `all`, a folder and the like prove nothing.
+In doubt a container gets nothing, and starts as it would without affinityd. Its device files, which
+it may open, say which GPUs it has. CDI names and the variables of container runtimes say so where
+the files are added later. `all`, a folder and the like prove nothing.
 
 Sources: NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; its k8s-device-plugin,
 "deviceListStrategy"; Ascend Docker Runtime, "ASCEND_VISIBLE_DEVICES"; the names of DRA drivers.
@@ -29,27 +29,28 @@ from affinityd.request.task import Task, gpus_seen
 from affinityd.topology.model import Gpu, Node
 from affinityd.topology.nearness import UNKNOWN, near_nodes, placement, vicinity
 
-CDI_ANNOTATION = "cdi.k8s.io/"  #: begins the annotations that name devices of CDI
+CDI_ANNOTATION = "cdi.k8s.io/"  #: begins the annotations that name CDI devices
 
-#: Device files, the first kind that a container has: NVIDIA's driver brings render nodes, too.
+#: Device files; the first kind that a container has counts: NVIDIA's driver also brings render
+#: nodes.
 DEVICE_FILE_PATTERNS = (
     (re.compile(r"/dev/nvidia([0-9]+)", re.ASCII), "minor:"),
     (re.compile(r"/dev/dri/renderD([0-9]+)", re.ASCII), "drm:"),
     (re.compile(r"/dev/davinci([0-9]+)", re.ASCII), "davinci:"),
     (re.compile(r"/dev/accel/accel([0-9]+)", re.ASCII), "accel:"),
 )
-#: Names of CDI: of DRA's drivers, of container toolkits.
+#: CDI names: of DRA drivers and of container toolkits.
 CDI_PATTERNS = (
     (re.compile(r"k8s\.gpu\.[a-z.]+/claim=.*-gpu-([0-9]+)", re.ASCII), "minor:"),
     (re.compile(r"[a-z0-9.-]+/(?:gpu|mig|npu)=([0-9]+|GPU-.+|MIG-.+)", re.ASCII), ""),
 )
-#: Device files that only a privileged container has: it has every other one, too.
+#: Device files that only a privileged container has: it has all others, too.
 PRIVILEGED_FILES = frozenset(("/dev/mem", "/dev/kmsg"))
 #: Annotation of a container that was placed at its creation: its CPUs, and their locality.
 PLACED_ANNOTATION = "affinityd/placed"
 
-#: What became of a request. "left": the container runs, and its spec lists no device file of its
-#: GPUs. "unplaced" is for good: a choice without a meaning, a GPU whose node is not known.
+#: The outcome of a request. "left": the container runs, and its spec lists no device file of its
+#: GPUs. "unplaced" is final: a choice is unknown, or the node of a GPU is.
 Outcome = Literal[
     "pinned",
     "kept",
@@ -65,7 +66,7 @@ Outcome = Literal[
 
 
 def granted(container: Container) -> str:
-    """Return the container's GPUs, separated by commas; "" where it has none, or none are known."""
+    """Return the container's GPUs, separated by commas; "" where it has none, or none is known."""
     gpus = _by_files(container) or _by_cdi(container) or _by_mounts(container)
     if gpus:
         return ",".join(gpus)
@@ -78,9 +79,9 @@ def granted(container: Container) -> str:
 
 
 def hides_gpus(container: Container) -> bool:
-    """Return whether a container to which `granted` finds no GPU may have one all the same.
+    """Return whether a container may have a GPU that `granted` does not find.
 
-    A privileged one has every device file; CDI's names may be of a form that is not known here.
+    A privileged container has every device file; CDI names may have a form that is not known here.
     """
     if _is_privileged(container) or container.cdi_devices:
         return True
@@ -94,8 +95,8 @@ def _is_privileged(container: Container) -> bool:
 def _lists_gpus(container: Container, gpus: int) -> bool:
     """Return whether its spec lists the device files of so many GPUs.
 
-    On cgroup v2 any change of a running container's cpuset may have systemd let it open the
-    spec's devices alone: a GPU that libnvidia-container let in beside the spec would be lost
+    On cgroup v2 any change of a running container's cpuset may make systemd allow only the spec's
+    devices: a GPU that libnvidia-container added beside the spec would be lost
     (NVIDIA/nvidia-container-toolkit#1397).
     """
     for pattern, kind in DEVICE_FILE_PATTERNS:
@@ -122,7 +123,7 @@ def _by_files(container: Container) -> list[str]:
 
 
 def _files_of(container: Container, pattern: re.Pattern[str], kind: str) -> list[str]:
-    """Return the device files of one kind, each as a name of a GPU."""
+    """Return the device files of one kind, each as the name of a GPU."""
     gpus = []
     for path in container.devices:
         match = pattern.fullmatch(path)
@@ -161,9 +162,9 @@ class Adjustment:
 
     outcome: Outcome
     environment: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None  #: of the node, mounted read only; None: none is
-    cpus: CpuSet = frozenset()  #: its cpuset; empty: as it is
-    memory_nodes: CpuSet = frozenset()  #: of its cpuset; empty: as they are
+    folder: str | None = None  #: the node's folder, mounted read only; None: none is
+    cpus: CpuSet = frozenset()  #: its cpuset; empty: unchanged
+    memory_nodes: CpuSet = frozenset()  #: of its cpuset; empty: unchanged
     note: str = ""  #: for the log; empty: the container is not worth a line
     locality: str = ""  #: of its CPUs, one of `nearness.PLACEMENTS`
 
@@ -183,9 +184,8 @@ def adjust(
     """Return the changes to a container with these GPUs.
 
     `within` and `memory`: the CPUs and the NUMA nodes that its pod may use, None if they are not
-    known. `runs`: it runs already.
-    Raises AffinityError where no plan can be made: for a GPU that this node has not, or if no CPU
-    is allowed.
+    known. `runs`: it runs already. Raises AffinityError where no plan can be made: for a GPU that
+    this node does not have, or if no CPU is allowed.
     """
     word = config.least_switch(
         node.switch,
@@ -194,7 +194,7 @@ def adjust(
     )
     if word == config.OFF:
         return Adjustment("off")
-    # A cpuset is another's: of kubelet's static policy, which gives every container one.
+    # The cpuset is another program's: kubelet's static policy gives every container one.
     is_taken = bool(container.cpus)
     cpuset = parse_list(container.cpus)
     usable = within
@@ -249,7 +249,7 @@ def adjust(
 
 
 def _memory_nodes(node: Node, gpus: Iterable[Gpu]) -> CpuSet:
-    """Return the NUMA nodes near the GPUs from which programs on their CPUs have memory."""
+    """Return the NUMA nodes near the GPUs whose memory programs on their CPUs use."""
     nodes = set()
     for gpu in gpus:
         for near in near_nodes(node.topology, gpu):
@@ -266,11 +266,11 @@ def _planned(
     granted: str,
     within: CpuSet | None,
 ) -> Reply:
-    """Return the plan, all CPUs near its GPUs, and others if it asked for more.
+    """Return the plan: all CPUs near its GPUs, and others if it asked for more.
 
-    More than near ones also if these are too few for all containers with GPUs there. A container
-    that has asked for nothing counts as if it had asked for its GPUs' part of the node's CPUs, or
-    for all that its pod asked for.
+    Others also if the near CPUs are too few for all containers with GPUs there. A container without
+    a request counts as if it had asked for its GPUs' part of the node's CPUs, or for all that its
+    pod asked for.
     """
     task = Task(granted=granted, nvidia_visible=listed(container), cpuset=within)
     ranks = gpus_seen(node.topology, task).by_index.values()
@@ -278,13 +278,13 @@ def _planned(
     if not gpus:
         return answer(node, Request(task, options=replace(options, cpus=None)))
     near = {near_nodes(node.topology, rank.gpu) for rank in ranks}
-    # The containers of the other GPUs there may have requested as much for each.
+    # The containers of the other GPUs on these nodes may have requested as much for each.
     others = sum(near_nodes(node.topology, gpu) in near for gpu in node.topology.gpus)
-    together = -(-container.shares * others // (CPU_SHARES * gpus))  # rounded up, as are others
+    together = -(-container.shares * others // (CPU_SHARES * gpus))  # rounded up, as `others` is
     cpus = container.asked
     if not cpus:
         cpus = pod.asked
-        if options.mode == "node":  # another mode says it
+        if options.mode == "node":  # other modes say it themselves
             part = -(-len(node.usable) * gpus // len(node.topology.gpus))
             cpus = max(part, cpus)
     each = -(-max(cpus, together) // len(ranks))
@@ -292,12 +292,10 @@ def _planned(
 
 
 def _unset(container: Container, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return those of some variables that the container does not set itself."""
     return {name: text for name, text in environment.items() if name not in container.environment}
 
 
 def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict[str, str]:
-    """Return variables for programs and affinityd's commands in a container that has these CPUs."""
     asked = container.requested or container.limit
     nodes = {core.node for core in node.topology.cores if not cpus.isdisjoint(core.cpus)}
     memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
@@ -310,7 +308,7 @@ def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict
 
 
 def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[str, str]:
-    """Return the variables of libraries for one rank: of devices that its container can open."""
+    """Return the variables of libraries for one rank: for devices that its container can open."""
     files = {path.removeprefix("/dev/infiniband/") for path in container.devices}
     ports = []
     for port in reply.rdma:
@@ -330,7 +328,7 @@ def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[s
 
 
 def _folder(pod: Pod, container: Container, rules: Rules) -> str | None:
-    """Return the folder of the daemon's socket, if the site lists the namespace and it is free."""
+    """Return the folder of the daemon's socket, if the namespace is listed and nothing is there."""
     if not rules.of_namespace(pod.namespace):
         return None
     for path in container.mounts:

@@ -1,4 +1,4 @@
-"""What a site, a namespace and a pod choose about the pod's containers: one reader for all. Pure.
+"""The choices of a site, a namespace and a pod for the pod's containers: one reader for all. Pure.
 
 A namespace's choices are its pods' defaults. A pod has annotations like affinityd/mode: socket, and
 the label affinityd, which is the choice `switch`, too.
@@ -17,7 +17,7 @@ from affinityd.planner import Options
 from affinityd.request.parameters import parse_request, suggestion
 from affinityd.text import quote
 
-LABEL = "affinityd"  #: of a pod: on, observe or off
+LABEL = "affinityd"  #: label of a pod: on, observe or off
 ANNOTATION = "affinityd/"  #: begins the names of a pod's choices
 CHOICES = ("switch", "mode", "nics", "memory")
 
@@ -46,19 +46,19 @@ class Rules:
     def of_namespace(self, name: str) -> Choices | None:
         """Return the choices of a namespace; None: it is not listed."""
         choices = self.namespaces.get(name)
-        if choices is None and name != "kube-system":  # which `*` leaves out
+        if choices is None and name != "kube-system":  # `*` leaves it out
             choices = self.namespaces.get("*")
         return choices
 
 
 def is_chosen(pod: Pod, rules: Rules) -> bool:
-    """Return whether the site or the pod has said anything about its containers."""
+    """Return whether the site or the pod has chosen anything for its containers."""
     says = LABEL in pod.labels or f"{ANNOTATION}switch" in pod.annotations
     return says or rules.of_namespace(pod.namespace) is not None
 
 
 def choices_of(pod: Pod, rules: Rules) -> Choices:
-    """Return what counts for a pod's containers. Raises InvalidRequestError for a wrong value."""
+    """Return the choices that count for a pod. Raises InvalidRequestError for a wrong value."""
     default = rules.of_namespace(pod.namespace)
     annotated = {
         name.removeprefix(ANNOTATION): text
@@ -94,7 +94,7 @@ def _with_choice(choices: Choices, name: str, text: str) -> Choices:
     if name == "mode":
         return replace(choices, options=parse_request([("mode", text)]).options)
     if name == "nics":
-        nics = text.replace("+", ",")  # a comma would end a namespace in the settings
+        nics = text.replace("+", ",")  # a comma would end a namespace's entry
         nic_libraries(nics)
         return replace(choices, nics=nics)
     if name == "memory":

@@ -25,20 +25,20 @@ MOUNT_POINT = "/run/affinityd"  #: where programs look for the daemon's socket
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod, as far as it is needed."""
+    """The facts of a pod that are needed."""
 
     id: str
     namespace: str
     name: str
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
-    cgroup: str  #: the parent of its containers'; of systemd only the last part, a slice
-    asked: int  #: the CPUs of its request or its limit: its own, or its containers' sum
+    cgroup: str  #: the parent of its containers' cgroups; with systemd only the last part, a slice
+    asked: int  #: the CPUs of its request or limit: its own, or the sum of its containers'
 
 
 @dataclass(frozen=True)
 class Container:
-    """A container as the runtime has it, with what other plugins have made of it."""
+    """A container as the runtime has it, including the changes of other plugins."""
 
     id: str
     pod: str  #: the id of its pod
@@ -48,7 +48,7 @@ class Container:
     mounts: tuple[str, ...]  #: their destinations
     devices: tuple[str, ...]  #: device files
     cdi_devices: tuple[str, ...]  #: CDI names; older runtimes tell none
-    shares: int  #: of a CPU that it requested, CPU_SHARES each; 0: it requested none
+    shares: int  #: cpu.shares of its request, CPU_SHARES for each CPU; 0: it requested none
     limit: int | None  #: CPUs, rounded up
     cpus: str  #: its cpuset; empty: the runtime sets none
     memory_nodes: str  #: of its cpuset
@@ -61,7 +61,7 @@ class Container:
 
     @property
     def asked(self) -> int:
-        """The CPUs that it needs: of its request and its limit the larger one; 0: it has none."""
+        """The CPUs that it needs: the larger one of its request and its limit; 0: it has none."""
         return max(self.requested or 0, self.limit or 0)
 
 
@@ -72,7 +72,7 @@ def created(request: bytes) -> tuple[Pod, Container]:
 
 
 def updating(request: bytes) -> tuple[Pod, Container]:
-    """Return an UpdateContainerRequest's pod, and its container as it is to be."""
+    """Return the pod of an UpdateContainerRequest, and its container with the update."""
     pod, container = created(request)
     resources = _resources(embedded(read(request), 3))
     changes = {name: value for name, value in resources.items() if value}
@@ -80,7 +80,7 @@ def updating(request: bytes) -> tuple[Pod, Container]:
 
 
 def listed(request: bytes) -> tuple[list[tuple[Pod, Container]], bool]:
-    """Return the living containers of a SynchronizeRequest, each with its pod, and if more come."""
+    """Return the living containers of a SynchronizeRequest with their pods, and if more follow."""
     whole = read(request)
     pods = {text(pod, 1): _pod(pod) for pod in messages(whole, 1)}
     alive = []
@@ -135,7 +135,7 @@ def _resources(resources: Message) -> dict[str, Any]:
     quota = number(embedded(cpu, 2), 1)
     period = number(embedded(cpu, 3), 1)
     limit = None
-    if 0 < quota < 1 << 63 and period:  # from there on it is negative: there is none
+    if 0 < quota < 1 << 63 and period:  # larger numbers are negative: there is no quota
         limit = -(-quota // period)
     return {
         "shares": shares,
@@ -160,7 +160,7 @@ def adjusted(
     changes = b""
     for name, value in (annotations or {}).items():
         changes += field(2, _pair(name, value))
-    if folder is not None:  # of the node
+    if folder is not None:  # a folder of the node
         mount = field(1, MOUNT_POINT) + field(2, "bind") + field(3, folder)
         for option in ("rbind", "ro", "nosuid", "nodev", "noexec"):
             mount += field(4, option)
@@ -182,7 +182,7 @@ def _pair(name: str, value: str) -> bytes:
 
 
 def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = True) -> bytes:
-    """Return cpusets by container's id; `more` are to come; `may_fail`: refusals are not told."""
+    """Return cpusets by container's id; `more` follow; `may_fail`: refusals are not reported."""
     response = b""
     for container, cpus in cpus_of.items():
         cpuset = field(2, field(1, field(2, field(6, cpus))))
@@ -192,22 +192,22 @@ def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = 
     return response
 
 
-PLUGIN = 1  #: a connection, by the side that answers
+PLUGIN = 1  #: connections, by the side that answers
 RUNTIME = 2
-REQUEST = 1  #: a kind of messages
+REQUEST = 1  #: kinds of messages
 RESPONSE = 2
 
 FRAME = Struct(">II")  #: before a part of a message: its connection, and its length
 HEAD = Struct(">IIBB")  #: before a message's data: its length, stream, kind and flags
 MAX_DATA = 4 * 2**20  #: bytes of a message's data
 #: Bytes in a frame that is sent. The runtime reads into a buffer of Go's bufio, and closes the
-#: connection on a longer frame.
+#: connection if a frame is longer.
 MAX_PART = 4096
 
 
 @dataclass(frozen=True)
 class Ttrpc:
-    """A request, or the response to the one of the same stream."""
+    """A request, or the response to the request of the same stream."""
 
     connection: int
     stream: int
@@ -223,13 +223,13 @@ class Trunk:
         self._parts = {PLUGIN: bytearray(), RUNTIME: bytearray()}
 
     def received(self, data: bytes) -> list[Ttrpc]:
-        """Return the messages that these bytes complete. Raises ValueError for one too long."""
+        """Return the messages that these bytes complete. Raises ValueError if one is too long."""
         self._received += data
         complete = []
         while (body := _body(self._received, FRAME, MAX_DATA + HEAD.size)) is not None:
             connection, _ = FRAME.unpack_from(self._received)
             del self._received[: FRAME.size + len(body)]
-            parts = self._parts.get(connection, bytearray())  # of others nothing is kept
+            parts = self._parts.get(connection, bytearray())  # data of other connections is dropped
             parts += body
             while (payload := _body(parts, HEAD, MAX_DATA)) is not None:
                 _, stream, kind, _ = HEAD.unpack_from(parts)
@@ -239,7 +239,7 @@ class Trunk:
 
 
 def packed(message: Ttrpc) -> bytes:
-    """Return the bytes of a message, which must be sent without others between them."""
+    """Return the bytes of a message, which must be sent without other bytes between them."""
     data = HEAD.pack(len(message.data), message.stream, message.kind, 0) + message.data
     frames = b""
     for place in range(0, len(data), MAX_PART):
@@ -249,7 +249,7 @@ def packed(message: Ttrpc) -> bytes:
 
 
 def _body(data: bytearray, head: Struct, most: int) -> bytes | None:
-    """Return the bytes behind a head that has their length; None: they are not all there yet."""
+    """Return the bytes behind a head that has their length; None: some have not arrived yet."""
     if len(data) < head.size:
         return None
     length_field = data[4:8] if head is FRAME else data[:4]

@@ -55,7 +55,7 @@ def test_the_worst_comes_first_with_its_remedy(shows: Shows, context: BrowserCon
     tab = shows(audit(EIGHT, several(30, 8)))
     assert texts(tab, "#findings b") == [
         "GPU 0 is used from far away",
-        "GPU 1 is held by processes of no living job, or that have ended",
+        "GPU 1 is held by processes that have ended, or that no job owns",
         "GPU 2 is waiting for CPUs",
     ]
     pin = f"affinityd pin --gpus {EIGHT.gpus[0].uuid} 10000"

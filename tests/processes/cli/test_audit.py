@@ -149,7 +149,7 @@ def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
     known.now = Known(ended).now
     assert main(["audit"]) == 1
     state, *lines = capsys.readouterr().out.splitlines()
-    assert state == "GPU 0 is held by processes of no living job, or that have ended"
+    assert state == "GPU 0 is held by processes that have ended, or that no job owns"
     assert any(f"process {ended}" in line and "orphan" in line for line in lines)
     lost = {gpu.key: "GPU is lost" for gpu in TOPOLOGY.gpus[:1]}
     with sleeping() as child:

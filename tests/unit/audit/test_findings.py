@@ -17,7 +17,7 @@ FAR = process(1, cause="mask", placement="remote")
 ORPHAN = process(2, orphan="its job has ended")
 FAR_FROM_1 = process(1, GPU1, cause="mask", placement="remote")
 MIXED = process(6, cause="mask", placement="mixed")
-FROM_NEAR = "1 GPU in use, from near alone"
+FROM_NEAR = "1 GPU in use, all from near CPUs"
 DAEMON = process(3, cause="mask", placement="remote", is_daemon=True)
 
 
@@ -36,7 +36,7 @@ FAR_0, UNPINNED_0 = (
     "GPU 0 is used from far away",
     "used by unpinned processes, which may run far away",
 )
-HELD_0 = "GPU 0 is held by processes of no living job, or that have ended"
+HELD_0 = "GPU 0 is held by processes that have ended, or that no job owns"
 UNPINNED = process(5, cause="unpinned", placement="unpinned")
 UNPINNED_1 = process(5, GPU1, cause="unpinned", placement="unpinned")
 LOST: dict[str, Any] = {"unknown": {GPU0: "silent"}, "lost": frozenset([GPU0])}
@@ -54,7 +54,7 @@ IS_RESERVED = "GPU 0 is reserved by a job, and used by no process"
         (scan(MIXED), "mixed", ["GPU 0 is used from near and far CPUs"]),
         (scan(UNPINNED), "unpinned", [f"GPU 0 is {UNPINNED_0}"]),
         (scan(ORPHAN, FAR), "remote", [FAR_0, HELD_0]),
-        (scan(beside(process(1, GPU1))), "local", ["2 GPUs in use, from near alone"]),
+        (scan(beside(process(1, GPU1))), "local", ["2 GPUs in use, all from near CPUs"]),
         (scan(beside(FAR_FROM_1)), "remote", ["GPUs 0-1 are used from far away"]),
         (scan(process(1), waits=waiting(2.0)), "waiting", ["GPU 0 is waiting for CPUs"]),
         (scan(process(1), waits=waiting(0.5)), "local", [FROM_NEAR]),

@@ -24,8 +24,8 @@ from affinityd.topology.rdma import nics_of_gpus
 from affinityd.topology.words import gpu_word, totals, tree
 
 HEADERS = {
-    # The page loads nothing from elsewhere, runs and styles nothing that is inside a document,
-    # sends nothing elsewhere, and is in no frame: CSP Level 3; Trusted Types.
+    # The page loads nothing from elsewhere, sends nothing elsewhere, runs no script and uses no
+    # style inside a document, and is in no frame: CSP Level 3; Trusted Types.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -85,7 +85,7 @@ def page(node: Node, settings: Settings) -> str:
         ),
         gpus="\n".join(_checkbox(topology, gpu) for gpu in topology.gpus),
         options="\n".join(_select(name, "") for name in COMPARED_OPTIONS),
-        # page.js, too, has this before the names of the second plan's options.
+        # page.js uses this prefix, too, for the second plan's options.
         other_options="\n".join(_select(name, "b.") for name in COMPARED_OPTIONS),
         pictures=draw_within(topology, Marks(node.reserved)),
         words="\n".join(_text(line) for line in tree(topology)),
