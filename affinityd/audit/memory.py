@@ -172,7 +172,7 @@ class HostMemory:
         """Return it as people read it: `host memory 212 GiB, 38% far on node 1`."""
         parts = [f"host memory {amount(self.size)}"]
         if self.far_part is None:
-            parts.append("on nodes that are not known")
+            parts.append("on unknown nodes")
         elif self.far_part:
             nodes = several("node", self.resident.nodes & self.far)
             parts.append(f"{self.far_part:.0%} far on {nodes}")

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         return int(getattr(command, "TROUBLE", error.exit_code))
     except ModuleNotFoundError as error:
         if name == "exec" or (error.name or "").startswith("affinityd"):
-            raise  # not an extra that is missing, but a part
+            raise  # a part of affinityd is missing, not an extra
         say(
             f"affinityd {name}: {error.name} is not installed; install the package "
             "affinityd-daemon, or affinityd's extra daemon (docs/install.md)"

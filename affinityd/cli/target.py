@@ -254,7 +254,7 @@ def _gpus_of_process(
     if planned:
         remark = (
             f"its environment names {_names(planner, planned)}, and by the driver it uses "
-            f"{by_driver}: the driver's answer counts"
+            f"{by_driver}: the driver is right"
         )
     return FoundGpus(reply, reply.ranks, is_named, remark)
 

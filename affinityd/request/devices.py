@@ -24,7 +24,7 @@ from affinityd.topology.model import Gpu, Topology
 UUID_KINDS = ("GPU-", "MIG-")
 #: Intel's Max 1550 and 1350, with two tiles each.
 INTEL_TWO_TILES = ("8086:0bd5", "8086:0bd6", "8086:0bd7", "8086:0bd8")
-#: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
+#: What strtoul(3) reads: blanks of isspace(3), a sign, digits, without leading zeros.
 STRTOUL = r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)"
 
 

@@ -261,11 +261,11 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
 
 def _count(environ: Environment, name: str) -> int | None:
     value = environ.get(name)
-    if not value or value == "-1":  # trainers' word for no rank
+    if not value or value == "-1":  # trainers write -1 for no rank
         return None
     count = number(value)
     if count is None:
-        raise InvalidRequestError(f"{name}={quote(value)}trainers write it for no rank")
+        raise InvalidRequestError(f"{name}={quote(value)} is no number: unset it")
     return count
 
 

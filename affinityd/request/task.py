@@ -64,8 +64,8 @@ class Task:
     cpuset: CpuSet | None = None
     granted: str | None = None  #: the devices that it may open; None: not known
     visible: str | None = None  #: the value of its visible-device variables; None: not set
-    # By its variables alone, and no parameters: The visible-device variables of all vendors, if
-    # none was stated
+    # By its variables alone, and no parameters:
+    #: The visible-device variables of all vendors, if none was stated
     lists: tuple[tuple[str, str], ...] = ()
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
     mps: str | None = None  #: the list of its MPS daemon; None: it is no client of one

@@ -1,6 +1,6 @@
-"""The CPUs that a process's task asked for, and those that its launcher bound it to. Pure.
+"""The CPUs that a process's task asked for, and the CPUs that its launcher bound it to. Pure.
 
-Slurm's variables say both; of other launchers affinityd has its own, AFFINITYD_CPUS and _SLICE.
+Slurm's variables say both. For other launchers there are AFFINITYD_CPUS and AFFINITYD_SLICE.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ MOST_SHOWN = 20  #: characters of a binding, in a message
 
 @dataclass(frozen=True)
 class TaskCpus:
-    """The CPUs that a task, a launcher's process, asked for, as its variables say."""
+    """The CPUs that a task, a launcher's process, asked for, by its variables."""
 
     cpus: int | None = None  #: a number
-    tasks: int | None = None  #: or an equal part of those that so many tasks may use
+    tasks: int | None = None  #: or an equal part of the CPUs that so many tasks may use
     of_job: int | None = None  #: how many the job, or the container, has on this node
-    #: Nothing but the size of the mask or cpuset says it: the part counts up to a GPU's part of the
-    #: machine's cores, and not at all where that is the whole machine.
+    #: Only the size of the mask or cpuset says it: the part counts up to a GPU's part of the
+    #: machine's cores, and not at all for the whole machine.
     is_allotment: bool = False
-    is_container: bool = False  #: `of_job` is a container's: all of a node is what was not limited
+    is_container: bool = False  #: `of_job` is a container's: without a limit it is the whole node
 
 
 @dataclass(frozen=True)
 class SlurmTask:
-    """A task of a Slurm step on this node, with what Slurm bound the others to."""
+    """A task of a Slurm step on this node, with the CPUs that Slurm bound the other tasks to."""
 
     number: int  #: of the task on this node
     tasks: int  #: how many there are on this node
     step_gpus: int | None  #: how many the step has on this node
-    masks: tuple[CpuSet, ...]  #: those that Slurm chose; (): Slurm bound none
+    masks: tuple[CpuSet, ...]  #: of each task, as Slurm chose them; (): Slurm bound none
     mask: CpuSet | None = None  #: of the task, as it is now; None: not stated
-    pinned: CpuSet = frozenset()  #: what affinityd has pinned it to; empty: it has not
-    allowed: CpuSet = frozenset()  #: the CPUs before that pin; of a slice, all that the task has
-    #: Slurm bound GPUs to tasks, as --gpu-bind or --gpus-per-task say, or affinityd has chosen them
+    pinned: CpuSet = frozenset()  #: by affinityd; empty: it is not pinned
+    allowed: CpuSet = frozenset()  #: the CPUs before that pin; with a slice, all CPUs of the task
+    #: Slurm bound GPUs to tasks, as by --gpu-bind or --gpus-per-task, or affinityd has chosen them
     binds_gpus: bool = False
 
 
@@ -50,8 +50,8 @@ def read_asked_cpus(
 ) -> TaskCpus | None:
     """Return how many CPUs a process's task asked for; None: unknown.
 
-    By AFFINITYD_CPUS; else under Slurm by -c, which a batch script, `of_script`, has for all its
-    tasks; else it is a part of what its tasks have together: the job's CPUs, the container's
+    By AFFINITYD_CPUS; else under Slurm by -c, which is for all tasks of a batch script
+    (`of_script`); else an equal part of the CPUs of all its tasks: the job's, the container's
     (AFFINITYD_JOB_CPUS), or an allotment (AFFINITYD_ALLOWED). Raises InvalidRequestError.
     """
     stated = environ.get(CPUS)

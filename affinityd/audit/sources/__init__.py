@@ -284,7 +284,7 @@ EVERY = 8  #: scans until a process without such a file is looked at again
 #: next scan.
 LIMIT = 2.0
 
-#: Files of a GPU's that are opened to look after it, not to compute.
+#: Device files that are opened to manage a GPU, not to compute.
 _is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
 
 

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise TargetError(UNCOUNTED)
     bound_by = None
     if waits.is_bound_to_one:
-        bound_by = owner_of(after.facts) or "a program that cannot be told"
+        bound_by = owner_of(after.facts) or "an unknown program"
     cure = remedy(waits, after.facts.membership.scheduler, bound_by)
     if arguments.format == "json":
         pressure = None

@@ -338,7 +338,7 @@ def test_a_variable_that_undoes_the_pin_has_a_line_until_its_switch_is_set(
     name, _, value = variable.partition("=")
     off, _, word = switch.partition("=")
     done = exec_("--gpus=0", "--", "true", env={**here, name: value})
-    line = f"{variable} binds threads anew afterwards; to end that: {switch}"
+    line = f"{variable} binds threads anew after this pin; to end that: {switch}"
     assert done.stderr == f"affinityd exec: {line}\n"
     assert exec_("--gpus=0", "--", "true", env={**here, name: value, off: word}).stderr == ""
 

@@ -134,7 +134,7 @@ def test_where_the_environment_names_another_gpu_than_the_driver_the_driver_coun
         known.now = Known(child.pid).now  # GPU 0
         os.sched_setaffinity(child.pid, FAR)
         code, (process,) = verified(capsys, child.pid)
-        line = "its environment names GPU 1, and by the driver it uses GPU 0: the driver's counts"
+        line = "its environment names GPU 1, and by the driver it uses GPU 0: the driver is right"
         assert (code, process["notes"], used([process])) == (1, [line], [[0]])
         assert main(["pin", str(child.pid)]) == 0
         assert mask_of(child.pid) == NEAR

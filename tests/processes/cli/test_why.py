@@ -69,7 +69,7 @@ input()
     ("env", "bound_by"),
     [
         ({"AFFINITYD_CPULIST": "0"}, "affinityd (AFFINITYD_CPULIST)"),
-        ({}, "a program that left no trace in it"),
+        ({}, "an unknown program"),
     ],
 )
 def test_threads_on_one_cpu_of_several_are_told_what_bound_them(

@@ -83,8 +83,8 @@ def test_the_cause_is_the_first_that_fits(
             "212 GiB, near, likely pinned (VmPin 3.0 GiB, CUDA buffers 53 GiB)",
             (212, 0, 0),
         ),
-        (memory({(ANONYMOUS, 0): 63}), "212 GiB, on nodes that are not known", (0, 0, 212)),
-        (memory(PRIVATE, {"near": frozenset()}), "212 GiB, on nodes that are not known", (0, 0, 212)),
+        (memory({(ANONYMOUS, 0): 63}), "212 GiB, on unknown nodes", (0, 0, 212)),
+        (memory(PRIVATE, {"near": frozenset()}), "212 GiB, on unknown nodes", (0, 0, 212)),
     ],
 )
 def test_far_memory_is_described_in_a_line(

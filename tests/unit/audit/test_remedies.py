@@ -180,8 +180,8 @@ BY_CLAIM = replace(GIVEN, devices={}, claims=frozenset(("gpu.nvidia.com/gpu-0",)
         (GIVEN, 1, f"{ALIGN}, and start the pod again"),
         (SHARED, 1, f"{ALIGN}{STATIC}"),
         (ON_BOTH, 2, "set kubelet's topologyManagerPolicy: restricted, and start"),
-        (ON_NONE, 1, "have the device plugin tell the NUMA nodes of its GPUs"),
-        (ON_1, 1, "correct the device plugin, which tells kubelet node 1"),
+        (ON_NONE, 1, "have the device plugin tell kubelet the NUMA nodes of its GPUs"),
+        (ON_1, 1, "correct the device plugin: it tells kubelet the wrong NUMA nodes, node 1"),
         (BY_CLAIM, 1, "claim CPUs by DRA too"),
     ],
 )

@@ -110,10 +110,10 @@ QUIET = {"proc/irq/0/smp_affinity_list": "0-7"}
     ("files", "expected"),
     [
         ({}, "n/a: there is no /proc/irq to read"),
-        (QUIET, "ok: no interrupt of a GPU"),
+        (QUIET, "ok: near CPUs handle all interrupts of GPUs"),
         ({**irq(GPU_1, 40, "0"), **irq(GPU_0, 41, "1")}, FAR_FROM_GPU),
         ({**irq(NIC, 40, "", "0-1"), **irq(NIC, 41, "2")}, FAR_FROM_NIC),
-        ({**irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "ok: no interrupt of a GPU"),
+        ({**irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "ok: near CPUs handle all interrupts of GPUs"),
     ],
 )
 def test_interrupts_that_are_handled_far_from_their_device_are_found(
