@@ -18,7 +18,7 @@ from affinityd.text import MAX_COUNTER, whole_number
 T = TypeVar("T")
 Keep = Callable[[str], bool]
 
-MARK = "sys/devices/system/cpu"  #: distinguishes a machine's root from other folders
+MARK = "sys/devices/system/cpu"  #: distinguishes the root of a machine from other folders
 
 
 class Tree:

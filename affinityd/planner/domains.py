@@ -189,7 +189,7 @@ def gpu_blocks(
     options = demand.options
     allowed = demand.allowed
     of_nodes = _blocks_of_nodes(topology, mode.scope or options.scope, mode.cut, demand.unreserved)
-    # The blocks of a node with fewer cores than GPUs do not count for those of the others.
+    # Blocks of a node with fewer cores than GPUs do not count when blocks are balanced.
     sizes: list[int] = []
     for _, _, cut in of_nodes:
         if all(cut):

@@ -93,7 +93,7 @@ OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY, *RENUMBERING.value
 #: The variables about a process's task, which commands send to the daemon.
 SENT = (
     *LAUNCHERS,
-    *dict.fromkeys(chain.from_iterable(LAUNCHERS.values())),  # two share one
+    *dict.fromkeys(chain.from_iterable(LAUNCHERS.values())),  # two launchers have the same one
     "FLUX_JOB_NNODES",
     SLURM_JOB,
     "SLURM_STEP_ID",

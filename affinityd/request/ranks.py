@@ -288,7 +288,7 @@ def _variables_of(resolved: Resolved, own: Sequence[Entry]) -> dict[str, str]:
         devices = [device for _, device in own]
         numbers = [number for number, device in opened.items() if device in devices]
     variable, value = narrow_visible(task.visible, own[0][1].gpu.vendor, numbers)
-    if variable == ROCR and dict(task.lists).get(CUDA):  # HIP counts places in ROCR's list by it
+    if variable == ROCR and dict(task.lists).get(CUDA):  # HIP's entries are places in ROCR's list
         return {variable: value, CUDA: ",".join(map(str, range(len(numbers))))}
     return {variable: value}
 
@@ -391,7 +391,7 @@ def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[E
         return ()
     try:
         job = find_entries(all_devices(topology), task.job)
-        for entry in dict.fromkeys(own):  # of 256 entries most may be the same
+        for entry in dict.fromkeys(own):  # most of 256 entries may be equal
             places_of(entry, job)
     except (InvalidRequestError, NoSuchGpuError) as error:
         if task.is_launched:

@@ -108,7 +108,7 @@ def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
     if len(job) < (task.step_gpus or 0):  # a prolog gets only the last of several types
         job = ()
     everything = all_devices(resolved.node.topology)
-    if not job and task.step_gpus == len(everything.by_index):  # needs no note
+    if not job and task.step_gpus == len(everything.by_index):  # no note is needed
         job = find_entries(everything, None)
     return job
 

@@ -179,7 +179,7 @@ def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
 
 
 def _choose_granted(environ: Environment, task: Task) -> str | None:
-    """Return the job's GPUs if a task, not bound, may open others too; else those that it may."""
+    """Return the job's GPUs if a task, not bound, may open others too; else those it may open."""
     of_step = number(environ.get("SLURM_GPUS_ON_NODE"))
     files = (task.granted or "").count(",") + 1
     if task.job is None or task.visible is not None or of_step in {None, files}:
@@ -188,7 +188,7 @@ def _choose_granted(environ: Environment, task: Task) -> str | None:
 
 
 def _set_apart(environ: Environment, task: Task, rank: Rank, options: Options) -> Task | None:
-    """Return a rank that alone sees its single GPU, apart from its siblings' cores; None: else."""
+    """Return a rank whose single GPU no sibling sees: its cores are apart from theirs."""
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return None
     container = task.nvidia_visible or task.granted
@@ -326,7 +326,7 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
 
 
 def _doubt_of_mig(seen: VisibleDevices) -> Doubt | None:
-    """Return the doubt of indices where GPUs are divided: CUDA counts one instance alone."""
+    """Return the doubt about indices where GPUs are divided: CUDA counts only one instance."""
     devices = list(seen.by_index.values())
     gpus = [device.gpu for device in devices if device.mig is None]
     divided = [gpu.index for gpu in gpus if gpu.mig or gpu.is_divided]

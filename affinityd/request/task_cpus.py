@@ -78,7 +78,7 @@ def read_asked_cpus(
 
 
 def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
-    """Return Slurm's -c; of a script, for all of its tasks. None: it was not given."""
+    """Return Slurm's -c, for a script that of all its tasks; None: it was not given."""
     each = number(environ.get("SLURM_CPUS_PER_TASK"))
     if not each or (rank and rank.variable != env.SLURM_TASK):
         return None
@@ -96,7 +96,7 @@ def read_slice(
     if is_named and launched and is_task and _has_slurm_masks(environ):
         slices = [mask for mask in _bind_list(environ)[: launched.size] if mask]
         if len(slices) > 1 and sum(map(len, slices)) == len(frozenset().union(*slices)):
-            return cpuset  # whichever GPU it uses, the others keep theirs
+            return cpuset  # whichever GPU it uses, the other tasks keep their CPUs
     try:
         return parse_list(environ[env.SLICE]) if env.SLICE in environ else None
     except ValueError as error:
@@ -104,7 +104,7 @@ def read_slice(
 
 
 def bound_by(environ: Environment, launched: Rank | None) -> str | None:
-    """Return why a task of a Slurm step is left alone: the user's option; None: it is not."""
+    """Return the user's option that has a task of a Slurm step left alone; None: there is none."""
     if "SLURM_STEP_ID" not in environ:
         return None
     kind = environ.get("SLURM_CPU_BIND_TYPE", "")

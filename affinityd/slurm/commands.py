@@ -52,7 +52,7 @@ class ShownNode:
 
     @property
     def configured(self) -> TypeCounts | None:
-        """Return the Gres= of nodes. Raises SlurmError, InvalidRequestError for unlike nodes."""
+        """Return the Gres= of nodes. Raises SlurmError; InvalidRequestError if the nodes differ."""
         if "INVALID_REG" in self.state:  # it registered with fewer GPUs of a type
             return None
         return self.gres

@@ -158,7 +158,7 @@ def _nic(described: NicDocument) -> Nic:
 
 
 VERSION = 1
-BOOT_ID = "/proc/sys/kernel/random/boot_id"  #: random(4): another one after each boot
+BOOT_ID = "/proc/sys/kernel/random/boot_id"  #: random(4): it changes at each boot
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ class Topology:
 
     @cached_property
     def gpu_memory_nodes(self) -> frozenset[int]:
-        """The nodes that are memory of GPUs, as of Grace; others without CPUs are CXL's."""
+        """The nodes that are memory of GPUs, as on Grace; others without CPUs are CXL memory."""
         # A Grace shares the memory of such models: NVIDIA GH200 120GB, NVIDIA GB300.
         if not any(re.search(r"\bG[BH]\d00\b", gpu.model or "") for gpu in self.gpus):
             return frozenset()

@@ -52,8 +52,8 @@ def gpu_labels(gpu: Gpu | AuditGpuDocument) -> tuple[str, ...]:
     return gpu.vendor, str(gpu.index), one_line(gpu.uuid or ""), gpu.pci_bus_id
 
 
-#: After these or three intervals without a scan, what the last one found would be served as if it
-#: were so now, and keep alerts of ended jobs firing.
+#: After these, or after three intervals without a scan, the last one is not served any more: it
+#: would seem to be of now, and keep alerts of ended jobs firing.
 OLD_SECONDS = 300.0
 
 #: The HTTP statuses of plans that are refused: the errors of `affinityd.errors`.
