@@ -123,7 +123,7 @@ def test_counters_history_and_beginnings_follow_a_gpu_that_gets_another_index() 
         after = auditor.scan(swapped)
     assert after.gpu_time[GPU] == before.gpu_time[OTHER]
     assert after.gpu_time[OTHER].total >= before.gpu_time[GPU].total > 0
-    assert (after.history[GPU][-1], after.history[OTHER][-1]) == ("i", "f")
+    assert (after.history[GPU][-1], after.history[OTHER][-1]) == ("i", "r")
     assert after.since == {OTHER: before.since[GPU]}
 
 

@@ -124,7 +124,7 @@ async def test_a_bug_is_a_500_of_one_line(
     def broken(*_: object, **__: object) -> Reply:
         raise RuntimeError("a bug: it is so")
 
-    monkeypatch.setattr(plan, "replied", broken)
+    monkeypatch.setattr(plan, "find_reply", broken)
     status, text = await answered(watcher, accept)
     assert (status, text.count("\n"), "it is so" in text) == (500, 1, False)
     title = text.partition(":")[0] if accept == b"text/plain" else json.loads(text)["title"]
