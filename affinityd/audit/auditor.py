@@ -251,9 +251,8 @@ class CpuTimeCounters:
     def __init__(self, ticks: int, is_over: Callable[[int, int], bool]) -> None:
         self._ticks = ticks  # in a second
         self._is_over = is_over
-        self._before: dict[
-            tuple[int, int], tuple[ProcessFacts, float]
-        ] = {}  # and its time, by name
+        #: The facts of each process at the last scan, and when; by pid and start.
+        self._before: dict[tuple[int, int], tuple[ProcessFacts, float]] = {}
         #: Ticks of children that were counted while they ran, by the parent that may wait for them.
         self._counted: Counter[int] = Counter()
         #: When the processes of each GPU were last known, in ticks since boot. Of a process that

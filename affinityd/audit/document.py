@@ -137,7 +137,7 @@ class AuditProcessDocument:
     waits: AuditWaitsDocument | None = None  #: null: not known
     host_memory: AuditMemoryDocument | None = None  #: null: not known, or it holds no GPU
     user: str | None = None  #: the name of uid; null: not known
-    masks: CpuList = ""  #: on nodes without CPUs: on Grace, the memory of a GPU
+    masks: CpuList = ""  #: where its threads may run, together
     ran_on: CpuList = ""  #: where they ran last
 
 

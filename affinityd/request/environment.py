@@ -83,9 +83,10 @@ CPULIST = "AFFINITYD_CPULIST"  #: the CPUs that a pin has given
 #: The CPUs to which a launcher has bound a rank; commands send them.
 SLICE = "AFFINITYD_SLICE"
 JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its limit
-#: The GPUs that were chosen for a process, in the node's numbering; commands send it of this task.
+#: The GPUs that were chosen for a process, in the node's numbering; commands send
+#: them for this task.
 GPUS = "AFFINITYD_GPUS"
-PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: Commands send it if a GPU was chosen
+PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: the task that a process was pinned for
 JOB_GPUS = "AFFINITYD_JOB_GPUS"  #: the GPUs of a job on this node, in the node's numbering
 NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 #: Variables by which a process may number its GPUs differently from the node.
