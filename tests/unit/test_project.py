@@ -199,10 +199,12 @@ def test_a_workflow_names_actions_by_commits_and_attests_beside_no_command() -> 
                 assert len(actions) == len(steps)
 
 
-def test_the_pictures_are_of_this_page() -> None:
+def test_the_pictures_are_of_this_page_and_of_these_dashboards() -> None:
     """scripts/pictures makes them again."""
     page = REPOSITORY / "affinityd/daemon/api/page"
+    dashboards = REPOSITORY / "deploy/helm/affinityd/dashboards"
     files = (page / "page.html", *sorted(page.glob("*.css")), *sorted(page.glob("*.js")))
+    files += tuple(sorted(dashboards.iterdir()))
     made_from = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     pictures = REPOSITORY / "docs/pictures"
     assert (pictures / "made-from").read_text().strip() == made_from
