@@ -113,7 +113,7 @@ def _command(word: str) -> str:
         return "version"
     if word in COMMANDS:
         return word
-    if word in {"-h", "--help"}:
+    if word in {"-h", "--help", "help"}:
         print(
             "usage: affinityd COMMAND [OPTION …]\n\n"
             "Runs each GPU's process on the CPUs near that GPU, and checks that it stays there.\n\n"

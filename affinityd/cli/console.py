@@ -30,15 +30,6 @@ def say(text: str) -> None:
             sys.stderr = None  # and Python must not write it at its end
 
 
-def wants_color() -> bool:
-    """Whether stdout is a terminal that takes colors, unless NO_COLOR is set (no-color.org)."""
-    return (
-        sys.stdout.isatty()
-        and not os.environ.get("NO_COLOR")
-        and os.environ.get("TERM", "dumb") != "dumb"
-    )
-
-
 def aligned(
     columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str]
 ) -> Iterator[str]:

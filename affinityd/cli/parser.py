@@ -114,24 +114,16 @@ def add_plan_options(parser: Parser, title: str, names: Iterable[str]) -> None:
     group = parser.add_argument_group(title, "docs/api.md has more of them")
     typed = {"gpus", "mode", "cpuset", "visible"}
     for name in names:
-        add_plan_option(group, name, is_shown=name in typed)
-
-
-def add_plan_option(group: argparse._ActionsContainer, name: str, *, is_shown: bool = True) -> None:
-    """Add a parameter of a plan; a flag without a value means true."""
-    parameter = PARAMETERS[name]
-    text = parameter.help
-    choices = parameter.schema.get("enum")
-    if choices:
-        text = f"{text}: {', '.join(choices)}"
-    if name == "mode":
-        text = f"{text} (default: node)"
-    if not is_shown:
+        parameter = PARAMETERS[name]
         text = argparse.SUPPRESS
-    if parameter.schema["type"] == "boolean":
-        group.add_argument(flag(name), nargs="?", const="true", action="append", help=text)
-    else:
-        group.add_argument(flag(name), metavar=name.upper(), action="append", help=text)
+        if name in typed:
+            text = parameter.help
+        if name == "mode":
+            text = f"{text}: {', '.join(parameter.schema['enum'])} (default: node)"
+        if parameter.schema["type"] == "boolean":  # without a value it means true
+            group.add_argument(flag(name), nargs="?", const="true", action="append", help=text)
+        else:
+            group.add_argument(flag(name), metavar=name.upper(), action="append", help=text)
 
 
 def plan_options(

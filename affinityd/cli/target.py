@@ -38,6 +38,8 @@ def process_id(text: str) -> int:
 
 def living(pid: int) -> Stat:
     """Return a process that can be pinned. Raises TargetError, which explains why not."""
+    if not isinstance(pid, int) or pid < 1:  # of a caller of affinityd.verify
+        raise TargetError(f"pid={pid!r} is not a PID; a PID is a whole number from 1")
     stat = stat_of(pid)
     if stat is None:
         raise TargetError(f"there is no process {pid}")

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from affinityd.errors import (
     REFUSAL_ERRORS,
-    AffinityError,
     ApplyError,
     DaemonError,
     InvalidRequestError,
@@ -99,6 +98,19 @@ def within(start: float, timeout: float, find: Callable[[], T]) -> T:
         raise _late(timeout) from None
 
 
+def seconds(text: str | None) -> float:
+    """Read a timeout. Raises InvalidRequestError."""
+    try:
+        number = TIMEOUT if text is None else float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.001 <= number <= 3600:  # noqa: PLR2004
+        raise InvalidRequestError(
+            f"timeout: {quote(text or '')} is not a number of seconds from 0.001 to 3600"
+        )
+    return number
+
+
 def _end(start: float, timeout: float) -> float:
     return start + (1 + READING) * timeout
 
@@ -127,18 +139,11 @@ def ask_plan(
         raise
 
 
-def fetch(
-    address: str,
-    target: str,
-    deadline: float,
-    *,
-    refusals: Sequence[type[AffinityError]] = REFUSAL_ERRORS,
-    most: int = MAX_ANSWER,
-) -> str:
+def fetch(address: str, target: str, deadline: float, most: int = MAX_ANSWER) -> str:
     """Return a daemon's answer at a path, of at most `most` bytes, by a time of time.monotonic.
 
     Raises NoDaemonError where no process listens; DaemonError if the server is too slow, fails, or
-    is no affinityd; and the error of `refusals` by which the daemon refuses.
+    is no affinityd; and the error of REFUSAL_ERRORS by which the daemon refuses.
     """
     try:
         with connect(address, deadline) as connection:
@@ -156,7 +161,7 @@ def fetch(
     except ValueError as error:
         raise DaemonError(f"the server at {address} is not affinityd: {error}") from None
     title, _, detail = text.strip().partition(": ")
-    for refusal in refusals:
+    for refusal in REFUSAL_ERRORS:
         if (status, title) == (refusal.status, refusal.title):
             raise refusal(one_line(detail[:1000]))
     if status != 200:  # noqa: PLR2004

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
@@ -34,7 +34,7 @@ from affinityd.linux import pinning
 from affinityd.linux.cgroup import mask_of
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import stat_of
-from affinityd.text import count
+from affinityd.text import count, whole_number
 
 if TYPE_CHECKING:
     from affinityd.request.document import PlanDocument
@@ -119,13 +119,15 @@ def bind(
     warning in the result and in the log; with `fail_closed`, AffinityError is raised instead.
     """
     arguments = locals().copy()
-    not_of_plan = ("choose_gpu", "memory", "nics", "timeout", "fail_closed")
-    chosen = {name: value for name, value in arguments.items() if name not in not_of_plan}
     if choose_gpu:
-        chosen["choose"] = "gpu"
+        arguments["choose"] = "gpu"
+    for of_this_call in ("choose_gpu", "timeout", "fail_closed"):
+        del arguments[of_this_call]
     try:
-        libraries = nics if nics is None or isinstance(nics, str) else ",".join(nics)
-        binding = bind_process(texts(chosen), memory, timeout, libraries)
+        chosen = texts(arguments)
+        policy = chosen.pop("memory", None)
+        libraries = chosen.pop("nics", None)
+        binding = bind_process(chosen, policy, ask_daemon.seconds(str(timeout)), libraries)
     except Exception as error:  # a bug here must not end a job
         if fail_closed:
             raise
@@ -143,6 +145,7 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     `timeout` seconds; without one the machine is read, for 5 times as long. Raises AffinityError.
     """
     _require_linux()
+    timeout = ask_daemon.seconds(str(timeout))
     start, variables = time.monotonic(), config.variables()
     chosen = config.plan_parameters(variables, texts(parameters))
     sockets = config.sockets(variables)
@@ -286,7 +289,7 @@ def texts(arguments: Mapping[str, object]) -> dict[str, str]:
     """Return parameters as a request has them; those that are None are left out."""
     result: dict[str, str] = {}
     for name, value in arguments.items():
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, Iterable) and not isinstance(value, str):
             result[name] = ",".join(map(str, value))
         elif isinstance(value, bool):
             result[name] = str(value).lower()
@@ -350,13 +353,17 @@ def set_affinity(
     AffinityError (also as GPUAffinityError) for its arguments: where there is no such GPU or rank,
     a wrong word, or fewer cores than a `min_physical_cores` that is given.
     """
-    if not 0 <= gpu_id < nproc_per_node:
-        last = nproc_per_node - 1
-        raise InvalidRequestError(f"gpu_id={gpu_id} is not from 0 to nproc_per_node - 1, {last}")
+    rank = whole_number(str(gpu_id), 2**31)
+    ranks = whole_number(str(nproc_per_node), 2**31) or 0
+    if rank is None or rank >= ranks:
+        raise InvalidRequestError(
+            f"gpu_id={gpu_id!r} is not a whole number from 0 to below "
+            f"nproc_per_node={nproc_per_node!r}"
+        )
     parameters = {
-        "gpus": f"0-{nproc_per_node - 1}",
-        "ranks": nproc_per_node,
-        "rank": gpu_id,
+        "gpus": f"0-{ranks - 1}",
+        "ranks": ranks,
+        "rank": rank,
         "share": "requested",
         "mode": mode,
         "scope": scope,

@@ -20,10 +20,10 @@ from affinityd.errors import REFUSAL_ERRORS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
 from affinityd.request.environment import Pairs
 from affinityd.request.parameters import Request, parse_query
-from affinityd.request.process_plan import ProcessPlan
+from affinityd.request.process_plan import REPLAYED_MACHINE, ProcessPlan
 from affinityd.request.resolve import Caller, Reply, answer, process_plan
 from affinityd.request.task import names_unknown_mig
-from affinityd.text import one_line, quote
+from affinityd.text import one_line
 from affinityd.topology.model import Node
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class SourcedNode(NamedTuple):
 
     node: Node
     source: str  #: "node.json" or "sysfs"
-    replayed: str | None = None  #: that settings name another machine than this one
 
 
 def find_node(sockets: Sequence[str]) -> SourcedNode:
@@ -50,11 +49,6 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
         except (OSError, ValueError):
             continue
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
-    replayed = None
-    if chosen.replays:
-        name, value = ("MACHINE", chosen.machine) if chosen.machine else ("ROOT", chosen.root)
-        setting = f"{config.PREFIX}{name} is {quote(value)}"
-        replayed = f"{setting}: planned on a replayed machine, not on this one"
     if chosen.machine:
         from affinityd import machines
 
@@ -62,8 +56,7 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
     else:
         tree = open_tree(chosen.root, chosen.node_name)
         topology = discover(tree, None if tree.live else snapshot_nvml(tree))
-    node = Node(topology, chosen.reserved_cpus, replayed=chosen.replays)
-    return SourcedNode(node, "sysfs", replayed)
+    return SourcedNode(Node(topology, chosen.reserved_cpus, replayed=chosen.replays), "sysfs")
 
 
 def published_node(published: str) -> Node:
@@ -103,9 +96,14 @@ def plan_process(query: Pairs, sockets: Sequence[str], trouble: str | None) -> P
     try:
         reply = plan_on_node(found.node, query)
     except AffinityError as error:
-        raise type(error)("; ".join(filter(None, (str(error), trouble, found.replayed)))) from None
+        problems = [str(error)]
+        if trouble is not None:
+            problems.append(trouble)
+        if found.node.replayed:
+            problems.append(REPLAYED_MACHINE)
+        raise type(error)("; ".join(problems)) from None
     plan = process_plan(reply)
-    plan.source, plan.trouble, plan.replayed = found.source, trouble, found.replayed
+    plan.source, plan.trouble = found.source, trouble
     return plan
 
 

@@ -9,7 +9,7 @@ from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.request import environment
 from affinityd.request.environment import Rank
-from affinityd.request.process_plan import ProcessPlan
+from affinityd.request.process_plan import REPLAYED_MACHINE, ProcessPlan
 from affinityd.text import count
 
 #: Remarks on a plan's warnings. Other warnings follow from the request, or are reported anyway.
@@ -69,8 +69,8 @@ def remarks(
             f"{len(plan.near)} of {allowed} {are} near the GPU, fewer than were asked for: the "
             "nearest others were added (AFFINITYD_CPUS=none leaves them out)"
         )
-    if plan.replayed is not None:
-        yield plan.replayed
+    if plan.replayed:
+        yield REPLAYED_MACHINE
     if plan.trouble is not None:
         yield f"{plan.trouble}; planned from {plan.source}"
     asked = format_list(plan.cpus)

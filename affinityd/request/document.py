@@ -109,6 +109,7 @@ class PlanDocument:
     warnings: Sequence[WarningDocument]
     #: The node's AFFINITYD. Only with whose=node.
     switch: Annotated[str, OneOf(SWITCHES)] | None = left_out()
+    replayed: bool | None = left_out()  #: true where the machine is not that of the daemon
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ def document(reply: Reply) -> PlanDocument:
         ranks=[_rank(reply, rank) for rank in reply.ranks],
         warnings=[WarningDocument(warn.code, warn.message) for warn in reply.warnings],
         switch=reply.switch if request.whose == "node" else None,
+        replayed=reply.replayed or None,
     )
 
 

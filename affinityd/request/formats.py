@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from affinityd.config import ON
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.request.environment import JOB_GPUS, NIC_VARIABLES, nic_value
-from affinityd.request.process_plan import FIELDS
+from affinityd.request.process_plan import FIELDS, REPLAYED
 from affinityd.request.resolve import Reply, process_plan
 
 
@@ -25,6 +25,8 @@ def _shell(reply: Reply) -> Iterator[str]:
         value = getattr(plan, field)
         if value is not None and (field != "switch" or value != ON):
             yield f"{variable}={write(value)}"
+    if plan.replayed:
+        yield f"{REPLAYED}=yes"
     if reply.request.task.job is not None:
         yield f"{JOB_GPUS}={','.join(reply.request.task.job)}"
     yield from map("=".join, plan.visible.items())

@@ -152,7 +152,7 @@ def _read_ranks(text: str) -> tuple[int, ...]:
     try:
         numbers = sorted(parse_list(text))
     except ValueError:
-        problem = f"{quote(text)} is not a list of ranks; write it like 0,1 or 0-3"
+        problem = f"{quote(text)} is not a rank; write it like 3, several like 0,1 or 0-3"
         raise ValueError(problem) from None
     _few(len(numbers), "ranks")
     return tuple(numbers)

@@ -13,6 +13,12 @@ from affinityd.errors import AffinityError
 from affinityd.request.environment import ALLOWED, CPULIST, GPUS, VISIBLE_NAMES
 from affinityd.text import quote
 
+REPLAYED = "AFFINITYD_REPLAYED"  #: only in a plan of a replayed machine
+REPLAYED_MACHINE = (
+    "planned on a replayed machine, not on this one: unset the AFFINITYD_SOCKET, AFFINITYD_MACHINE "
+    "or AFFINITYD_ROOT that names it"
+)
+
 
 class ProcessPlan:
     """A process's plan, as a daemon answered it, or as it was made here."""
@@ -32,7 +38,7 @@ class ProcessPlan:
     warning_codes: tuple[str, ...] = ()
     source: str = "daemon"  #: of the topology; or "node.json", "sysfs"
     trouble: str | None = None  #: why no daemon made the plan; None: one did, or there is none
-    replayed: str | None = None  #: the setting that names another machine than this one
+    replayed: bool = False  #: the machine is another one than this
 
     def __init__(self, **fields: object) -> None:  # a dataclass takes as long as Python's start
         self.__dict__.update(fields)
@@ -62,7 +68,8 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], object], Callable[..., str]]] = 
 def read_plan(text: str) -> ProcessPlan:
     """Read a plan of the format `shell`. Raises ValueError, one line, for any other text."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
-    plan = ProcessPlan(visible={name: values[name] for name in VISIBLE_NAMES if name in values})
+    visible = {name: values[name] for name in VISIBLE_NAMES if name in values}
+    plan = ProcessPlan(visible=visible, replayed=REPLAYED in values)
     required = {"cpus", "allowed", "memory_nodes", "locality", "threads"}  # in all releases
     for field, (variable, read, _) in FIELDS.items():
         if field in required and variable not in values:

@@ -43,6 +43,7 @@ class Reply(NamedTuple):
     within: CpuSet | None  #: the caller's cpuset, which contains them; None: unknown
     plan: Plan
     nics: Mapping[tuple[str, int], tuple[NearNic, ...]]  #: of each rank's GPU, best first
+    replayed: bool  #: the node is not the machine that plans it
     switch: str = ON  #: of the node and of the caller, together
     #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
@@ -103,6 +104,7 @@ def process_plan(reply: Reply) -> ProcessPlan:
         near=reply.near_cpus if any(rank.widening for rank in ranks) else None,
         warning_codes=tuple(sorted(codes)),
         visible=visible[0] if len(visible) == 1 else {},
+        replayed=reply.replayed,
     )
 
 
@@ -172,6 +174,7 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
         plan=result._replace(warnings=(*result.warnings, *warnings, *_far_nics(result, nics))),
         nics=nics,
         visible=planned.visible,
+        replayed=node.replayed,
         switch=node.switch if request.observe is None or node.switch != ON else OBSERVE,
         visible_memory=frozenset(node for node in memory if node is not None),
         doubt=seen.doubt,

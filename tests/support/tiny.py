@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from affinityd.request.process_plan import REPLAYED_MACHINE
 from affinityd.topology.model import Topology
 from tests.support.daemons import PATIENCE
 from tests.support.machines.by_hand import made
@@ -69,7 +70,8 @@ def affinityd(
 ) -> Ended:
     """Run the command line, in an environment that says nothing of tasks and settings but `env`.
 
-    `checkout`: the one whose it is, where that is another.
+    `checkout`: the one whose it is, where that is another. That the machine is replayed is left
+    out of what it says.
     """
     env = {
         "PATH": os.environ["PATH"],
@@ -79,7 +81,14 @@ def affinityd(
     }
     command = (sys.executable, "-m", "affinityd", *words)
     # Python imports from where it starts.
-    return ran(*command, env=env, cwd=checkout, timeout=PATIENCE)
+    done = ran(*command, env=env, cwd=checkout, timeout=PATIENCE)
+    return replace(done, stderr=without_replay(done.stderr))
+
+
+def without_replay(stderr: str) -> str:
+    """Return what was said, but for the lines that the machine is replayed."""
+    lines = stderr.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.endswith(f": {REPLAYED_MACHINE}\n"))
 
 
 def exec_(*words: str, env: Mapping[str, str]) -> Ended:

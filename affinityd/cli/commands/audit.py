@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from affinityd.audit.memory import SECONDS
 from affinityd.audit.model import Scan
 from affinityd.audit.sources import HolderSources
 from affinityd.audit.sources.nics import far_nics, nic_use
-from affinityd.cli.console import TROUBLE, give_up_stdout, wants_color
+from affinityd.cli.console import TROUBLE, give_up_stdout
 from affinityd.cli.parser import Parser, add_format, add_settings, duration, load_settings
 from affinityd.cli.render import audit
 from affinityd.cli.target import this_machine
@@ -131,13 +132,15 @@ def _print(
     for pid, texts in nics.items():
         said += [(pid, text) for text in texts]
     found = list(findings(topology, scan))
-    width = get_terminal_size().columns if sys.stdout.isatty() else audit.PIPE_WIDTH
+    is_terminal = sys.stdout.isatty()
+    width = get_terminal_size().columns if is_terminal else audit.PIPE_WIDTH
     table = audit.table(topology, scan, all_memory=arguments.memory, width=width)
     state = one_line("; ".join(finding.text for finding in found))
     if scan.demo is not None:
         state = f"demo: {scan.demo}, with made-up processes: {state}"
     lines = [*map(one_line, (*table, *audit.once(said, names)))]
-    if wants_color():
+    takes_colors = os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+    if is_terminal and takes_colors:
         state = f"\x1b[{STATE_COLORS.get(found[0].state, '1')}m{state}\x1b[0m"
         lines = [*map(audit.colored, lines)]
     print("\n".join(["", state, *lines] if is_second else [state, *lines]), flush=True)

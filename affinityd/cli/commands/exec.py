@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NoReturn
 
 from affinityd import config
@@ -106,12 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(flag(name), help=argparse.SUPPRESS)
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse affinityd's options. Raises InvalidRequestError."""
-    return _parser().parse_args(words)
-
-
-def _parser() -> _Parser:
+def option_parser() -> argparse.ArgumentParser:
+    """Return the parser of affinityd's options. It raises InvalidRequestError."""
     parser = _Parser(prog=NAME, allow_abbrev=False, add_help=False)
     add_arguments(parser)
     return parser
@@ -121,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
     """Execute the command. Return 125, 126 or 127 if that fails; otherwise it does not return."""
     start = time.monotonic()
     if argv and argv[0] in {"-h", "--help"}:
-        _parser().print_help()
+        option_parser().print_help()
         return 0
     try:
         words, command = split(argv)
@@ -149,7 +144,7 @@ def _trouble(words: Sequence[str], command: Sequence[str], start: float) -> str 
     try:
         switch = config.chosen_switch()
         if switch != config.OFF:
-            _pin(parse(words), command, start, switch)
+            _pin(option_parser().parse_args(words), command, start, switch)
     except AffinityError as error:
         trouble = str(error)
     except KeyboardInterrupt:
@@ -169,7 +164,7 @@ def _plan(
     options: argparse.Namespace, variables: Mapping[str, str], start: float, switch: str
 ) -> tuple[ProcessContext, dict[str, str], ProcessPlan]:
     """Return this process, the parameters of its plan, and the plan. Raises AffinityError."""
-    timeout = seconds(options.timeout or variables.get("AFFINITYD_TIMEOUT"))
+    timeout = ask_daemon.seconds(options.timeout or variables.get("AFFINITYD_TIMEOUT"))
     parameters = config.plan_parameters(variables, _named(options))
 
     def find_facts() -> tuple[ProcessContext, Pairs]:
@@ -191,15 +186,14 @@ def _named(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _launcher_of(command: Sequence[str]) -> str | None:
-    """Return which launcher of ranks a command runs, as a program or by `python -m`."""
-    name = os.path.basename(command[0])  # noqa: PTH119 - starts sooner
-    if name.startswith("python"):
-        for word, following in pairwise(command[1:]):
-            if word == "-m":
-                return following if following in ORDERS else None
-            if not word.startswith("-"):
-                return None
-    return name if name in ORDERS else None
+    """Return the launcher of ranks in a command: `torchrun`, also behind env(1) or `python -m`."""
+    for word in command:
+        name = os.path.basename(word)  # noqa: PTH119 - starts sooner
+        if name in ORDERS:
+            return name
+        if name.endswith(".py"):  # the words behind it are the script's own
+            return None
+    return None
 
 
 def _pin(options: argparse.Namespace, command: Sequence[str], start: float, switch: str) -> None:
@@ -284,19 +278,6 @@ def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     if not command:
         raise InvalidRequestError("the command is missing; write affinityd exec -- CMD …")
     return words, command
-
-
-def seconds(text: str | None) -> float:
-    """Read a timeout. Raises InvalidRequestError."""
-    try:
-        number = ask_daemon.TIMEOUT if text is None else float(text)
-    except ValueError:
-        number = 0.0
-    if not 0.001 <= number <= 3600:  # noqa: PLR2004
-        raise InvalidRequestError(
-            f"timeout: {quote(text or '')} is not a number of seconds from 0.001 to 3600"
-        )
-    return number
 
 
 def become(command: Sequence[str]) -> int:

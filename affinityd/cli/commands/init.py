@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from affinityd import config
-from affinityd.cli.commands.exec import seconds
 from affinityd.cli.console import say
 from affinityd.cli.parser import Parser
 from affinityd.client import ask_daemon
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the files. Raises InvalidRequestError; OutputError if the scripts cannot be written."""
     # The kernel would not end a container's first process.
     signal.signal(signal.SIGTERM, _end)
-    deadline = time.monotonic() + seconds(arguments.timeout)
+    deadline = time.monotonic() + ask_daemon.seconds(arguments.timeout)
     addresses = _addresses(arguments.socket, arguments.url, "url")
     if not arguments.to:
         raise InvalidRequestError("to is empty; name a folder, like /affinity")

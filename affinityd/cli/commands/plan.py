@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if machine.is_live:
         process = ProcessContext.of_self()
         caller = Caller(process.mask, process.cpuset)
-    node = Node(machine.read(), settings.reserved_cpus)
+    node = Node(machine.read(), settings.reserved_cpus, replayed=settings.replays)
     if not node.topology.gpus and machine.is_live:
         raise NoSuchGpuError("this machine has no GPU; --machine plans on another, like dgx-a100")
     if request.choose:

@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     for line in removed.warnings():
         say(f"affinityd serve: {line}")
     chosen = replace(load_settings(arguments), switch=config.chosen_switch())
-    if chosen.machine == BUSY:
-        chosen = of_demo(chosen, arguments)
+    if chosen.replays:
+        chosen = of_replay(chosen, arguments)
     has_processes = chosen.machine == BUSY or not chosen.replays
     is_scanning = chosen.scan_interval is not None and has_processes
     scans = ScanChild(partial(_scan, chosen)) if is_scanning else None
@@ -44,16 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def of_demo(chosen: settings.Settings, arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings of a demo, which must not be taken for this node's daemon.
+def of_replay(chosen: settings.Settings, arguments: argparse.Namespace) -> settings.Settings:
+    """Return the settings of a replayed machine, which must not be taken for this node's daemon.
 
     Raises InvalidRequestError if this node's jobs would ask it.
     """
-    if arguments.socket is None and chosen.socket == config.SYSTEM_SOCKET:
+    of_jobs = {config.SYSTEM_SOCKET, config.default_socket()}
+    if arguments.socket is None and chosen.socket in of_jobs:
         raise InvalidRequestError(
-            f"jobs of this node ask {chosen.socket}, and {BUSY} is a demo; give it another one, "
-            "like --socket /tmp/demo/affinityd.sock"
+            f"jobs of this node ask {chosen.socket}, and a replayed machine is another node; give "
+            "it another socket, like --socket /tmp/demo/affinityd.sock"
         )
+    if chosen.machine != BUSY:
+        return chosen
     say(f"affinityd serve: a demo: the processes of {BUSY} are made up, also in the lines below")
     if arguments.listen is None:  # Prometheus may scrape the one in the settings file
         chosen = replace(chosen, listen=settings.DEFAULT_LISTEN)

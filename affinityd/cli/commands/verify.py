@@ -32,6 +32,7 @@ from affinityd.errors import InvalidRequestError, TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
 from affinityd.linux.processes import ProcessTable, Stat
+from affinityd.request.process_plan import REPLAYED_MACHINE
 from affinityd.text import one_line
 
 
@@ -61,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     process = target.living(arguments.pid or os.getpid())
     chosen = plan_options(arguments)
     planner, judged = _judged(process, chosen, with_resident=arguments.resident)
+    if planner.node.replayed:
+        say(f"affinityd verify: {REPLAYED_MACHINE}")
     if doubt := planner.doubt(process):
         say(f"affinityd verify: {doubt}")
     try:
@@ -87,7 +90,7 @@ def verify(
     `pid` None: this process. `resident`: little far memory is a mismatch, too. `parameters` are
     those of a plan that choose GPUs, like `gpus`. Raises AffinityError where that cannot be told.
     """
-    process = target.living(pid or os.getpid())
+    process = target.living(os.getpid() if pid is None else pid)
     return _judged(process, texts(parameters), with_resident=resident)[1]
 
 

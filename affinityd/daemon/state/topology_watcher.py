@@ -161,7 +161,8 @@ class TopologyWatcher(KnownNode):
             if self.known is None:
                 reserved = self._settings.reserved_cpus
                 switch = self._settings.switch
-                self.known = Node(topology, reserved, switch=switch)
+                replayed = self._settings.replays
+                self.known = Node(topology, reserved, replayed=replayed, switch=switch)
             elif topology != self.known.topology:
                 generation = self.known.generation + 1
                 self.known = replace(self.known, topology=topology, generation=generation)
@@ -179,7 +180,7 @@ class TopologyWatcher(KnownNode):
         with self._unwritten.logged():
             if before is None:
                 sweep(self._node_file)
-            write_node(self._node_file, replace(node, replayed=self._settings.replays))
+            write_node(self._node_file, node)
         notify(f"READY=1\nSTATUS={_state(node.topology)}")
         self._published = node
 

@@ -29,7 +29,7 @@ from affinityd.doctor.facts import (
     ok,
     warn,
 )
-from affinityd.errors import REFUSAL_ERRORS, AffinityError
+from affinityd.errors import AffinityError
 from affinityd.linux.processes import credentials
 from affinityd.text import count
 from affinityd.topology.document import read_node
@@ -46,9 +46,7 @@ def probe(path: str, timeout: float = 1.0) -> DaemonFacts:
         return daemon
     deadline = time.monotonic() + timeout
     with suppress(AffinityError, ValueError):
-        metrics = ask_daemon.fetch(
-            path, "/metrics", deadline, refusals=REFUSAL_ERRORS, most=64 * 2**20
-        )
+        metrics = ask_daemon.fetch(path, "/metrics", deadline, most=64 * 2**20)
         return replace(daemon, nri=_nri_samples(metrics))
     return daemon
 
@@ -144,6 +142,7 @@ OUR_VARIABLES = (
     "AFFINITYD_PINNED_FOR",
     "AFFINITYD_RDMA",
     "AFFINITYD_NEAR",
+    "AFFINITYD_REPLAYED",
     "AFFINITYD_SLICE",
     "AFFINITYD_UNPINNED",
     "AFFINITYD_VISIBLE_MEMORY_NODES",

@@ -87,7 +87,7 @@ def test_a_command_after_two_dashes_is_exec_s(here: Mapping[str, str], words: li
         ("{0}/mpirun -n 2 x", "mpirun … affinityd exec -- COMMAND"),
         ("{0}/python3 -u -m torch.distributed.run", "torchrun … --no-python affinityd exec -- "),
         ("{0}/python3 -m torch.distributed.launch", "torchrun … --no-python affinityd exec -- "),
-        ("{0}/python3 -X dev -m deepspeed", None),  # it does not look behind an option's value
+        ("env X=y {0}/torchrun train.py", "torchrun … --no-python affinityd exec -- python -u tr"),
         ("{0}/python3 train.py -m deepspeed", None),
         ("{0}/true", None),
     ],
@@ -96,7 +96,7 @@ def test_a_launcher_is_told_the_right_order_and_its_ranks_inherit_no_locality(
     here: Mapping[str, str], tmp_path: Path, words: str, order: str | None
 ) -> None:
     command = words.format(tmp_path).split()
-    program = Path(command[0])
+    (program,) = (Path(word) for word in command if word.startswith(f"{tmp_path}/"))
     program.write_text(f"#!/bin/sh\nenv | grep -c ^AFFINITYD_LOCALITY; {shlex.join(LOOK)}\n")
     program.chmod(0o755)
     done = exec_("--fail-closed", "--", *command, env=here)

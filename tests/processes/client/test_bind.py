@@ -14,7 +14,8 @@ import affinityd
 from affinityd.client.bind import ModeName
 from affinityd.planner.modes import MODES
 from affinityd.request.parameters import PARAMETERS
-from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny_tree
+from affinityd.request.process_plan import REPLAYED_MACHINE
+from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny_tree, without_replay
 
 CPU = {NEAR: [int(NEAR)], FAR: [int(FAR)]}
 NO_GPU = "no GPU 9; visible are 0 (0000:10:00.0), 1 (0000:11:00.0)"
@@ -36,7 +37,8 @@ def python(code: str, env: Mapping[str, str]) -> list[Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [*json.loads(done.stdout), *([done.stderr] if done.stderr else [])]
+    stderr = without_replay(done.stderr)
+    return [*json.loads(done.stdout), *([stderr] if stderr else [])]
 
 
 BINDING = (
@@ -48,7 +50,17 @@ BINDING = (
 def test_a_process_is_pinned_near_its_gpu(here: Mapping[str, str]) -> None:
     rank = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     said = python(f"b = affinityd.bind(memory='bind'); say({BINDING})", {**here, **rank})
-    assert said == [CPU[NEAR], CPU[NEAR], NEAR, "bind", [0], "daemon", "local", True, []]
+    assert said == [
+        CPU[NEAR],
+        CPU[NEAR],
+        NEAR,
+        "bind",
+        [0],
+        "daemon",
+        "local",
+        True,
+        [REPLAYED_MACHINE],
+    ]
 
 
 SAY_PLAN = (
@@ -90,7 +102,7 @@ def test_elsewhere_than_on_linux_it_says_so(here: Mapping[str, str]) -> None:
 
 def test_a_binder_that_will_undo_the_pin_is_a_warning(here: Mapping[str, str]) -> None:
     said = python("say(affinityd.bind(gpus='0').warnings)", {**here, "OMP_PROC_BIND": "close"})
-    assert "OMP_PROC_BIND=close binds threads anew afterwards" in said[0][-1]
+    assert "OMP_PROC_BIND=close binds threads anew after this pin" in said[0][-1]
 
 
 @pytest.mark.parametrize(("passes", "warned"), [(16, False), (1, True)])
@@ -129,12 +141,13 @@ def test_running_threads_are_pinned_and_later_ones_inherit(here: Mapping[str, st
 
 def test_a_second_call_plans_as_the_first_also_in_a_thread(here: Mapping[str, str]) -> None:
     said = python(
-        "called = [sorted(affinityd.bind(gpus=it).cpus) for it in (1, '1', [1], ('1',), 0)]\n"
+        "far = (1, '1', [1], {'1'}, iter('1'))\n"
+        "called = [sorted(affinityd.bind(gpus=it).cpus) for it in (*far, 0)]\n"
         "def work(): affinityd.bind(1); say(*called, mask())\n"
         "t = threading.Thread(target=work); t.start(); t.join()",
         here,
     )
-    assert said == [*[CPU[FAR]] * 4, CPU[NEAR], CPU[FAR]]
+    assert said == [*[CPU[FAR]] * 5, CPU[NEAR], CPU[FAR]]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +156,15 @@ def test_a_second_call_plans_as_the_first_also_in_a_thread(here: Mapping[str, st
         ("bind(gpus='9', fail_closed=True)", NO_GPU),
         ("bind(memory='near', fail_closed=True)", "memory: 'near' is not one of local"),
         ("bind(mode='fast', fail_closed=True)", "mode: 'fast' is not one of all"),
-        ("set_affinity(2, 2)", "gpu_id=2 is not from 0 to nproc_per_node - 1, 1"),
-        ("set_affinity(-1, 2)", "gpu_id=-1 is not from 0"),
+        ("bind('x', fail_closed=True)", "rank: 'x' is not a rank; write it like 3, several"),
+        ("bind(memory=3, fail_closed=True)", "memory: '3' is not one of local"),
+        ("bind(timeout=None, fail_closed=True)", "timeout: 'None' is not a number of seconds from"),
+        ("plan(timeout=-1)", "timeout: '-1' is not a number of seconds from 0.001"),
+        ("verify('x')", "pid='x' is not a PID; a PID is a whole number from 1"),
+        ("verify(0)", "pid=0 is not a PID"),
+        ("set_affinity(2, 2)", "gpu_id=2 is not a whole number from 0 to below nproc_per_node=2"),
+        ("set_affinity(-1, 2)", "gpu_id=-1 is not a whole number from 0"),
+        ("set_affinity('x', 2)", "gpu_id='x' is not a whole number from 0"),
         ("set_affinity(0, 2, min_physical_cores=2)", "rank 0"),
         ("set_affinity(0, 10**9)", "gpus: 1000000000 entries are too many"),
     ],

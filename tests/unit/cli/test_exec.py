@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from affinityd.cli.commands.exec import EXEC_PARAMETERS, main, parse, seconds, split
+from affinityd.cli.commands.exec import EXEC_PARAMETERS, main, option_parser, split
+from affinityd.client.ask_daemon import seconds
 from affinityd.errors import InvalidRequestError
 from affinityd.linux.memory_policy import POLICIES
 from affinityd.request.parameters import PARAMETERS as PLAN_S
@@ -20,13 +21,13 @@ from affinityd.request.parameters import PARAMETERS as PLAN_S
     ],
 )
 def test_options_are_read(words: str, options: dict[str, object]) -> None:
-    assert options.items() <= vars(parse(words.split())).items()
+    assert options.items() <= vars(option_parser().parse_args(words.split())).items()
 
 
 @pytest.mark.parametrize("words", ["--mdoe node", "--fail", "-x", "--mode", "--threads true"])
 def test_a_wrong_option_is_an_error_of_one_line(words: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"^.+; see affinityd exec --help$") as caught:
-        parse(words.split())
+        option_parser().parse_args(words.split())
     assert words.rsplit(maxsplit=1)[-1] in str(caught.value)
 
 

@@ -70,7 +70,7 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         ("gpus", "0,,1", "{} has an empty entry; write it like 0,1 or 0-3"),
         ("gpus", "3-0", "{} is not a range; write it like 0-3"),
         ("gpus", "0-9999", "10000 entries are too many; the most is 256"),
-        ("rank", "1-0", "{} is not a list of ranks; write it like 0,1 or 0-3"),
+        ("rank", "1-0", "{} is not a rank; write it like 3, several like 0,1 or 0-3"),
         ("mode", "no-such", f"{{}} is not one of {', '.join(MODES)}"),
         ("scope", "Node", "{} is not one of node, socket"),
         ("share", "x", "{} is not one of auto, requested, node"),
