@@ -22,6 +22,7 @@ RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/affinityd \
 FROM dependencies AS package
 COPY pyproject.toml README.md LICENSE ./
 COPY bin bin
+COPY slurm/pinning.sh slurm/
 COPY affinityd affinityd
 RUN /opt/pip/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel . \
     && /opt/pip/bin/pip --python /opt/affinityd/bin/python install --no-cache-dir --no-deps \

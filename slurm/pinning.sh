@@ -1,1 +1,187 @@
-../affinityd/kubernetes/files/pinning.sh
+# Sourced by slurm/task_prolog.sh and by a pod's run: they ask affinityd, and pin by its answer.
+# They pass variables on as they are: the daemon interprets them. The script sets the paths (proc, curl,
+# taskset, python; clean starts a tool), and has a switch and `leave REASON`, which ends it.
+# shellcheck shell=sh disable=SC2034,SC2154 # variables of the scripts, and those that eval reads
+
+# Parameters that site and job may choose.
+plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITHREADING AFFINITYD_BALANCED
+AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
+observe='' granted='' job='' # other parameters, if known
+# Of an answer: those of which one leaves a task the GPUs that were chosen for it.
+visible_variables='CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES ZE_AFFINITY_MASK'
+
+heed() { # WORD: switch, the least of its value and AFFINITYD=WORD
+    case $1 in
+    [Oo][Bb][Ss][Ee][Rr][Vv][Ee]) [ "$switch" = off ] || switch=observe ;;
+    [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) switch=off ;;
+    *) [ -z "$1" ] || is_on "$1" ;;
+    esac
+}
+is_on() { case $1 in [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) return 1 ;; esac; }
+has() { command -v "$1" >/dev/null; }
+is_number() { case $1 in '' | *[!0-9]* | ???????????*) return 1 ;; esac; }
+is_cpulist() { # no machine has a CPU of six digits
+    case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]* | *[0-9][0-9][0-9][0-9][0-9][0-9]*) return 1 ;; esac
+}
+read_mask() { # PID: mask, the CPUs on which it may run
+    mask=''
+    while read -r name value _; do
+        [ "$name" != Cpus_allowed_list: ] || mask=$value
+    done <"$proc/$1/status"
+    is_cpulist "$mask"
+}
+find_devices() { # PREFIX KIND: granted, the device files that this process may open
+    for device in "$1"[0-9]*; do
+        ! is_number "${device#"$1"}" || ! [ -r "$device" ] || ! [ -w "$device" ] ||
+            granted=${granted:+$granted,}$2:${device#"$1"}
+    done
+}
+
+ask() { # ADDRESS SECONDS VARIABLES: answer, and the status asked; of a socket's path, http://HOST:PORT, or a node.json
+    has "$curl" || has "$python" || leave 'neither curl nor python3 is here, to ask affinityd'
+    [ "$switch" = on ] || observe=$mask
+    has_mps "${CUDA_MPS_PIPE_DIRECTORY:=/tmp/nvidia-mps}/control" || unset CUDA_MPS_PIPE_DIRECTORY
+    address=$1 seconds=$2 variables=$3 cpuset=$mask option=--data-urlencode
+    [ ! -f "$address" ] || option=--query
+    set -- $option format=shell
+    for name in cpuset observe granted job; do
+        eval "set -- \"\$@\" \${$name:+$option \"$name=\$$name\"}"
+    done
+    for name in $variables $plan_variables; do
+        eval "set -- \"\$@\" \${$name+$option \"env=$name=\$$name\"}"
+    done
+    answer=$(fetch "$@")
+    asked=$?
+    [ "$asked,$((${#answer} < 65536))" = 0,1 ] || answer='' # a plan that was cut off does not count
+}
+has_mps() { # SOCKET: whether an MPS daemon made it, of root or this user; any user may make the folder
+    [ -S "$1" ] && [ ! -L "$1" ] || return 1
+    [ ! -O "$1" ] || return 0
+    read -r _ _ owner _ <<END
+$($clean /bin/ls -dn -- "$1")
+END
+    [ "$owner" = 0 ]
+}
+fetch() { # OPTION PARAMETER...; 7: nothing listens
+    if [ -f "$address" ]; then
+        $clean "$limit" -s KILL "$seconds" "$affinityd" plan --node-file "$address" "$@"
+    elif has "$curl"; then
+        case $address in
+        /*) set -- "$@" --unix-socket "$address" http://localhost/plan ;;
+        *) set -- "$@" "$address/plan" ;;
+        esac
+        for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a queue, unix(7)
+            $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 --limit-rate 1M "$@"
+            status=$?
+            [ "$status" = 7 ] || break
+        done
+        return "$status"
+    else
+        $clean "$python" -I -S -c '
+import http.client, os, signal, socket, sys, urllib.parse
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))  # and that is the end
+daemon = http.client.HTTPConnection(sys.argv[1].partition("//")[2] or "localhost")
+if sys.argv[1].startswith("/"):
+    daemon.sock = socket.socket(socket.AF_UNIX)
+    if daemon.sock.connect_ex(sys.argv[1]):
+        sys.exit(7)
+query = "&".join(urllib.parse.quote(os.fsencode(it), "=") for it in sys.argv[4::2])
+daemon.request("GET", "/plan?" + query)
+print(daemon.getresponse().read(65536).decode())
+' "$address" "$seconds" "$@"
+    fi
+}
+read_lines() { # PREFIX: PREFIX_NAME of each line NAME=VALUE of stdin; the last of a name counts
+    while IFS='=' read -r name value || [ -n "$name" ]; do
+        case $name in '' | *[!A-Za-z_]*) ;; *) eval "$1_$name=\$value" ;; esac
+    done
+}
+read_settings() { # FILE: site_NAME of each line, as affinityd/config reads it; else fault
+    fault="$1 cannot be read" number=0
+    [ -e "$1" ] || [ -L "$1" ] || return 0 # a link may lead where this user may not look
+    { [ -f "$1" ] && [ -r "$1" ]; } || return 1
+    while IFS= read -r line || [ -n "$line" ]; do
+        number=$((number + 1)) fault="$1:$number is not written as NAME=value"
+        line=${line#"${line%%[![:space:]]*}"}
+        case $line in '' | '#'* | ';'*) continue ;; *=*) ;; *) return 1 ;; esac
+        name=${line%%=*} value=${line#*=}
+        name=${name%"${name##*[![:space:]]}"} value=${value#"${value%%[![:space:]]*}"}
+        value=${value%"${value##*[![:space:]]}"}
+        case $name in '' | [0-9]* | *[!A-Za-z0-9_]*) return 1 ;; esac
+        case $value in \"*\" | \'*\') value=${value#?} value=${value%?} ;; esac
+        case $value in *[\"\'\\]*) return 1 ;; esac
+        eval "site_$name=\$value"
+    done <"$1"
+}
+understand() { # cpulist, locality, allowed, warnings, job_gpus, rdma; else reason, the answer's first line
+    for name in '' _CPULIST _LOCALITY _ALLOWED _WARNINGS _JOB_GPUS _RDMA _GPUS; do unset "plan_AFFINITYD$name"; done
+    for name in $visible_variables; do unset "plan_$name"; done
+    read_lines plan <<END
+$answer
+END
+    IFS= read -r reason <<END
+$answer
+END
+    cpulist=$plan_AFFINITYD_CPULIST locality=$plan_AFFINITYD_LOCALITY allowed=$plan_AFFINITYD_ALLOWED
+    warnings=$plan_AFFINITYD_WARNINGS job_gpus=$plan_AFFINITYD_JOB_GPUS rdma=$plan_AFFINITYD_RDMA
+    heed "$plan_AFFINITYD" || switch=off
+    case $locality in
+    local | mixed | remote | unknown) is_cpulist "$cpulist" && is_cpulist "$allowed" && return ;;
+    esac
+    case $reason in AFFINITYD_* | *[[:cntrl:]]*) reason='' ;; esac
+    return 1
+}
+apply() { # PID: mask, which it then has
+    [ "$switch" = on ] || leave "observe: would run on CPUs $cpulist ($locality)"
+    [ "$locality" != unknown ] || leave 'the machine does not say where its GPU is'
+    [ "$cpulist" != "$mask" ] || return 0 # unset, it follows a cpuset that grows
+    has "$taskset" || leave 'taskset is not here, to set CPUs'
+    "$taskset" -cp "$cpulist" "$1" >/dev/null || leave "CPUs $cpulist were refused"
+    read_mask "$1" || leave "CPUs $cpulist could not be read back"
+}
+# Libraries that AFFINITYD_NICS names are told which RDMA devices are near the GPUs. What the user has
+# set stays; a value of an earlier pin is replaced.
+nic_variables() ( # PREFIX: prints NAME=value after it, a line each
+    case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,\ -]*) return ;; esac
+    eval "$(former_nics)"
+    ports='' IFS=', '
+    for port in $rdma; do
+        ! can_open "${port%:*}" "${port#*:}" || ports=${ports:+$ports,}$port
+    done
+    nic_values "$ports" | while IFS= read -r line; do
+        eval "[ -z \"\${${line%%=*}-}\" ]" || continue
+        case ${line%%_*},$AFFINITYD_NICS in
+        UCX,*[Uu][Cc][Xx]* | NVSHMEM,*[Nn][Vv][Ss][Hh][Mm][Ee][Mm]* | NCCL,*[Nn][Cc][Cc][Ll]* | UCCL,*[Uu][Cc][Cc][Ll]*)
+            printf '%s\n' "${1-}$line"
+            ;;
+        esac
+    done
+    [ -z "$ports" ] || printf '%s\n' "${1-}AFFINITYD_RDMA=$ports"
+)
+former_nics() { # prints `unset NAME` for each variable that an earlier pin has set, by its AFFINITYD_RDMA
+    case ${AFFINITYD_RDMA-} in *[!A-Za-z0-9_.:,-]*) return ;; esac
+    nic_values "${AFFINITYD_RDMA-}" | while IFS= read -r line; do
+        eval "[ \"\${${line%%=*}-}\" != \"\${line#*=}\" ]" || printf 'unset %s\n' "${line%%=*}"
+    done
+}
+nic_values() ( # PORTS: prints NAME=value of each library; NCCL would take a list without = for prefixes
+    devices='' IFS=,
+    for port in $1; do
+        case ,$devices, in *",${port%:*},"*) ;; *) devices=${devices:+$devices,}${port%:*} ;; esac
+    done
+    [ -z "$1" ] ||
+        printf '%s\n' "UCX_NET_DEVICES=$1" "NVSHMEM_HCA_LIST=$1" "NCCL_IB_HCA==$1" "UCCL_P2P_RDMA_DEV=$devices"
+)
+can_open() { # DEVICE PORT: whether a port is active, and this process may open its device
+    folder=$sys/class/infiniband/$1 state=''
+    IFS=' ' read -r state _ <"$folder/ports/$2/state"
+    [ "$state" = 4: ] || return 1
+    for file in "$folder"/device/infiniband_verbs/uverbs*; do
+        { IFS= read -r ibdev <"$file/ibdev" && [ "$ibdev" = "$1" ]; } || continue # an adapter may have several
+        file=$dev/infiniband/${file##*/}
+        [ ! -r "$file" ] || [ ! -w "$file" ] || return 0
+    done
+    return 1
+}

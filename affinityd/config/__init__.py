@@ -1,8 +1,8 @@
 """The settings file, AFFINITYD_* variables, where a daemon's socket is, and the switch.
 
 The file, /etc/affinityd.conf, has lines NAME=value, comments after # or ;, and nothing else; a pair
-of quotes around a value is removed. In this form `read_settings` in kubernetes/files/pinning.sh
-reads it, and systemd's EnvironmentFile= can. The switch is AFFINITYD=on|observe|off: whether plans
+of quotes around a value is removed. In this form `read_settings` in slurm/pinning.sh reads it, and
+systemd's EnvironmentFile= can. The switch is AFFINITYD=on|observe|off: whether plans
 are applied. A job's environment, the settings file and the daemon may each set it; off counts
 before observe, and observe before on. `slurm/task_prolog.sh` and `kubernetes/run.sh` read the same
 words.

@@ -188,6 +188,10 @@ def test_every_test_file_is_in_a_suite() -> None:
     assert [path for path in files if not {*folders} & {*path.parents}] == []
 
 
+def test_a_copy_of_slurm_s_scripts_has_no_link_that_leads_out_of_it() -> None:
+    assert not [path for path in (REPOSITORY / "slurm").rglob("*") if path.is_symlink()]
+
+
 def test_a_workflow_names_actions_by_commits_and_attests_beside_no_command() -> None:
     for path in (REPOSITORY / ".github/workflows").iterdir():
         jobs = yaml.safe_load(path.read_text())["jobs"]
