@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from affinityd.topology.model import Topology
 from tests.e2e.kubernetes.cluster import CHROOT, SLEEPER, SOCKET, Cluster, Process
 from tests.support.daemons import eventually
 from tests.support.daemons import running as daemon_running
-from tests.support.made_nodes import entering
+from tests.support.made_nodes import DRIVER, entering
 from tests.support.paths import REPOSITORY
 from tests.support.scanning_node import AskedNode, facts
 from tests.support.shared_objects import environment
@@ -41,7 +42,11 @@ def make_namespaces(cluster: Cluster) -> None:
 
 @contextmanager
 def serving(
-    cluster: Cluster, folder: Path, *arguments: str, before: Sequence[str] = ()
+    cluster: Cluster,
+    folder: Path,
+    *arguments: str,
+    before: Sequence[str] = (),
+    machine: Topology | None = None,
 ) -> Iterator[AskedNode]:
     """Run a daemon that containerd knows, with the node's own /run; `before`: what runs it."""
     (folder / "run").symlink_to(CHROOT / "run")
@@ -50,15 +55,23 @@ def serving(
     cluster.run(SWITCH_ON.replace("/etc/affinityd.conf", os.fspath(config)))
     settings = (f"--socket=/{SOCKET}", "--scan-interval=off", *arguments)
     env = {
-        **environment(facts({}), folder),
+        **environment(facts_of(machine) if machine else facts({}), folder),
         "AFFINITYD_CONFIG": os.fspath(config),
         "AFFINITYD_SOCKET": os.fspath(cluster.root / SOCKET),
     }
-    words = [*cluster.mounts, *entering(tiny(), folder), *before]
+    words = [*cluster.mounts, *entering(machine or tiny(), folder), *before]
     with daemon_running(folder, *settings, env=env, before=words) as daemon:
         node = AskedNode(daemon, folder)
         eventually(lambda: node.samples("nri_connected")[""] == 1, "containerd knows the plugin")
         yield node
+
+
+def facts_of(machine: Topology) -> str:
+    """Return what NVML says of a machine's GPUs."""
+    lines = [f"driver {DRIVER}"]
+    for gpu in machine.gpus:
+        lines += ["gpu", f"uuid {gpu.uuid}", f"minor {gpu.minor}", f"pci 0000{gpu.pci_bus_id}"]
+    return "\n".join([*lines, ""])
 
 
 def container(name: str, *, gpus: int = 1, limit: str = "500m", **env: str) -> Mapping[str, Any]:

@@ -4,6 +4,12 @@
 # So a container is created in a mount namespace whose root is the chroot's.
 case " $* " in
 *' create '*)
+    # The test of CPUs that are not here: a cpuset is noted, and cut to those that are.
+    if [ -e /rig/online ]; then
+        spec=$(printf '%s\n' "$*" | sed 's/.* --bundle \([^ ]*\).*/\1/')/config.json
+        sed -n 's/.*"cpus":"\([^"]*\)".*/\1/p' "$spec" >>/rig/spec-cpus
+        sed -i "s/\"cpus\":\"[^\"]*\"/\"cpus\":\"$(cat /rig/online)\"/" "$spec"
+    fi
     # shellcheck disable=SC2016 # the inner shell expands them
     exec unshare --mount --propagation slave nsenter --mount=/proc/self/ns/mnt sh -c '
         mkdir -p "$0/rig/old" && cd "$0" && pivot_root . rig/old && umount -l rig/old && exec /usr/bin/runc "$@"

@@ -12,8 +12,10 @@ import pytest
 from tests.e2e.kubernetes import machine
 from tests.e2e.kubernetes.adjusted import (
     CHOSEN,
+    OTHER,
     container,
     make_namespaces,
+    removed,
     started,
 )
 from tests.e2e.kubernetes.chart import LABEL, Chart
@@ -52,7 +54,7 @@ CDI = {
 @pytest.fixture(scope="module")
 def values(cluster: Cluster) -> Mapping[str, Any]:
     make_namespaces(cluster)
-    nri = {"enabled": True, "namespaces": {CHOSEN: {}}}
+    nri = {"enabled": True, "namespaces": {CHOSEN: {}, OTHER: {"mode": "socket"}}}
     return {**machine.values(), "kubernetes": {"nri": nri}, "settings": {"logFormat": "text"}}
 
 
@@ -100,6 +102,16 @@ def test_a_gpu_of_a_driver_of_dra_is_known(gpus: Chart) -> None:
     (pid,) = gpus.cluster.start_pod("by-dra", spec, namespace=CHOSEN)
     process = Process(pid)
     assert (process.cpus, process.told["AFFINITYD_LOCALITY"]) == (FAR, "local")
+
+
+def test_a_namespace_has_a_default_for_pods_that_do_not_choose(gpus: Chart) -> None:
+    its = asking("c", WAYS["file"])
+    (wide,) = started(gpus.cluster, "wide", its, namespace=OTHER).values()
+    assert (wide.cpus, wide.told["AFFINITYD_LOCALITY"]) == (BOTH, "mixed")
+    removed(gpus.cluster)
+    chosen = {"affinityd/mode": "node"}
+    (near,) = started(gpus.cluster, "near", its, namespace=OTHER, annotations=chosen).values()
+    assert (near.cpus, near.told["AFFINITYD_LOCALITY"]) == (FAR, "local")
 
 
 def test_pods_that_start_while_the_daemon_is_away_are_placed_when_it_is_back(gpus: Chart) -> None:

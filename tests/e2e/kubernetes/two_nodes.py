@@ -13,14 +13,16 @@ from typing import Any
 
 import yaml
 
+from affinityd.topology.model import Topology
 from tests.e2e.kubernetes.cluster import CHROOT, KUBELET, NODE, Cluster, plugin
 from tests.support.daemons import eventually
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.tiny import CPUS, tiny
+from tests.support.tiny import tiny
 
 NODES = "sys/devices/system/node"
+ALL_CPUS = "sys/devices/system/cpu"
 MACHINE = "/rig/machine"  #: the files of the machine, on the node
-#: GPU → its NUMA node, which is the place of its CPU in CPUS.
+#: GPU → its NUMA node, the place of its CPU in tests.support.tiny.CPUS.
 GPUS = {f"GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001": gpu for gpu in range(2)}
 SOONER = {"nodeStatusUpdateFrequency": "1s"}  #: else 10 s until the node has its GPUs
 #: What has the chart's daemon see the machine.
@@ -33,14 +35,22 @@ VALUES: Mapping[str, Any] = {
 
 def mount(cluster: Cluster) -> None:
     """Have the node's /sys show two NUMA nodes, to a kubelet that starts after this."""
-    tree = CHROOT / MACHINE.lstrip("/")
-    shutil.rmtree(tree, ignore_errors=True)
     machine = tiny()
     named = zip(machine.gpus, GPUS, strict=True)
-    write_tree(replace(machine, gpus=tuple(replace(gpu, uuid=it) for gpu, it in named)), tree)
-    for node, cpu in enumerate(CPUS):
-        (tree / NODES / f"node{node}/cpu{cpu}").symlink_to(f"../../cpu/cpu{cpu}")
-    cluster.rig("run", "mount", "--bind", f"{MACHINE}/{NODES}", f"/{NODES}")
+    gpus = tuple(replace(gpu, uuid=it) for gpu, it in named)
+    mount_machine(cluster, replace(machine, gpus=gpus), NODES)
+
+
+def mount_machine(cluster: Cluster, machine: Topology, *folders: str) -> None:
+    """Have these folders of the node's /sys be those of a machine."""
+    tree = CHROOT / MACHINE.lstrip("/")
+    shutil.rmtree(tree, ignore_errors=True)
+    write_tree(machine, tree)
+    for core in machine.cores:
+        for cpu in core.cpus:
+            (tree / NODES / f"node{core.node}/cpu{cpu}").symlink_to(f"../../cpu/cpu{cpu}")
+    for folder in folders:
+        cluster.rig("run", "mount", "--bind", f"{MACHINE}/{folder}", f"/{folder}")
 
 
 @contextmanager

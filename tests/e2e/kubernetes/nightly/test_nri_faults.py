@@ -22,15 +22,23 @@ from affinityd.kubernetes.nri.messages import (
 )
 from affinityd.linux.protobuf import field, read, text
 from tests.e2e.kubernetes.adjusted import container, make_namespaces, removed, serving, started
-from tests.e2e.kubernetes.cluster import Cluster, running
+from tests.e2e.kubernetes.cluster import (
+    POD_RESOURCES,
+    Cluster,
+    Process,
+    device_plugin,
+    running,
+)
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import PATIENCE, eventually, with_constants
+from tests.support.scanning_node import uuid
 from tests.support.tiny import BOTH, FAR, NEAR
 
 pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 
 CONTAINERS = 20  #: of a pod
 PODS = 2
+POD_COUNT = 40  #: of a rollout
 PLAIN, ADJUSTED = {(BOTH, False)}, {(NEAR, True)}
 GPU_0 = {"NVIDIA_VISIBLE_DEVICES": "0"}  #: no device plugin has forty
 
@@ -126,6 +134,42 @@ def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path
         assert node.daemon.process.wait(PATIENCE) == -signal.SIGKILL
         assert (process.cpus, process.told) == (BOTH, {})
         cluster.run("kubectl delete pod killed --now")
+
+
+def test_forty_pods_that_start_together_are_placed_by_kubelet_s_word(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """They are privileged, and have every device file; kubelet answers 100 calls a second."""
+    resource = "shared.example.com/gpu"
+    replicas = [f"{uuid(2)}::{number}=1:/dev/null:/dev/nvidia2" for number in range(POD_COUNT)]
+    amounts = {kind: {"cpu": "10m", resource: "1"} for kind in ("requests", "limits")}
+    one = {
+        **container("one", gpus=0),
+        "resources": amounts,
+        "securityContext": {"privileged": True},
+    }
+    labels = {"app": "rollout", "affinityd": "on"}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [one]},
+    }
+    selector = {"matchLabels": {"app": "rollout"}}
+    spec = {"replicas": POD_COUNT, "selector": selector, "template": template}
+    metadata = {"name": "rollout", "namespace": "default"}
+    with (
+        device_plugin(cluster, resource, "file", *replicas),
+        serving(cluster, tmp_path, f"--pod-resources={POD_RESOURCES}") as node,
+    ):
+        cluster.apply(
+            {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+        )
+        cluster.run("kubectl rollout status deployment/rollout --timeout=300s")
+        pods = cluster.get("pods", "-l", "app=rollout")["items"]
+        pids = [pid for pod in pods for pid in cluster.pids(pod["metadata"]["uid"])]
+        assert [Process(pid).cpus for pid in pids] == [FAR] * POD_COUNT
+        assert node.samples("nri_containers", "state")["pinned"] == POD_COUNT
+        assert node.daemon.says("is not adjusted") == []
+        cluster.run("kubectl delete deployment rollout; kubectl delete pods -l app=rollout --now")
 
 
 def test_containers_are_adjusted_after_a_runtime_restart(cluster: Cluster, tmp_path: Path) -> None:
