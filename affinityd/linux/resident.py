@@ -29,8 +29,8 @@ MAPPED = "files"
 CUDA_MAPPED = "CUDA buffers"
 MEMORY_KINDS = (ANONYMOUS, SHARED, HUGE, MAPPED, CUDA_MAPPED)
 
-#: The line of `status` with the resident size of each kind, and with what never moves or swaps; it
-#: counts CUDA buffers as shared.
+#: Lines of /proc/PID/status: the resident size of each kind, and memory that never moves or swaps.
+#: The kernel counts CUDA buffers as shared.
 STATUS_SIZES = {
     ANONYMOUS: "RssAnon",
     SHARED: "RssShmem",

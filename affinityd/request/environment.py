@@ -123,7 +123,7 @@ SENT = (
     *OF_PLAN,
     *OF_NUMBERS,
 )
-#: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
+#: Variables with a list of CPUs or of nodes; lists in other variables are of tasks or GPUs.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
 #: All names that `env` may have; scripts send the others as well.
 READ = frozenset((*SENT, *PARAMETER_VARIABLES.values()))

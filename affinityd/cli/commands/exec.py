@@ -309,10 +309,10 @@ def _execute(path: str, words: list[str]) -> int:
 
 
 def _undo_python() -> None:
-    """Undo what Python's start changed: it ignores two signals, in the C locale sets LC_CTYPE."""
+    """Undo what Python did at its start: it ignores two signals, and may set LC_CTYPE (PEP 538)."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    if os.environ.get("LC_CTYPE") in {"C.UTF-8", "C.utf8", "UTF-8"}:  # PEP 538
+    if os.environ.get("LC_CTYPE") in {"C.UTF-8", "C.utf8", "UTF-8"}:
         before = (environment_of(os.getpid()) or os.environ).get("LC_CTYPE")
         del os.environ["LC_CTYPE"]
         if before is not None:

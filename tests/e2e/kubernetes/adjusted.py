@@ -48,7 +48,7 @@ def serving(
     before: Sequence[str] = (),
     machine: Topology | None = None,
 ) -> Iterator[AskedNode]:
-    """Run a daemon that containerd knows, with the node's own /run; `before`: what runs it."""
+    """Run a daemon that containerd knows, with the node's own /run, by the command `before`."""
     (folder / "run").symlink_to(CHROOT / "run")
     (cluster.root / SOCKET).parent.mkdir(exist_ok=True)
     config = folder / "affinityd.conf"

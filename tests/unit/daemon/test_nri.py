@@ -415,7 +415,7 @@ def test_a_missed_container_is_tried_once_it_is_created_and_again_if_the_runtime
     assert states(plugin) == {"container-1": "pinned"}
 
 
-def test_a_missed_container_is_tried_again_as_its_last_update_left_it(
+def test_a_missed_container_is_tried_again_with_the_values_of_its_last_update(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     known, plugin._service.known = plugin._service.known, None

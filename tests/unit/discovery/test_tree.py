@@ -37,7 +37,7 @@ def test_the_root_folder_is_the_machine_at_hand(tmp_path: Path) -> None:
     assert open_tree(str(small_machine(tmp_path / "node1")), "gpu07").name == "node1"
 
 
-def test_a_tree_reads_files_lists_folders_and_reads_links(tmp_path: Path) -> None:
+def test_a_tree_reads_files_and_links_and_lists_folders(tmp_path: Path) -> None:
     tree = open_tree(str(small_machine(tmp_path / "node1")))
     assert (tree.name, tree.live) == ("node1", False)
     assert tree.read(f"{CPUS}/online") == "0"  # without its line's end

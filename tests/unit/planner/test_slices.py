@@ -57,7 +57,7 @@ def test_a_reserved_cpu_does_not_change_hands() -> None:
         pytest.param("0-1 16 2-3 18-19", "18-19 16 2-3 0-1", id="tasks with whole ones exchange"),
     ],
 )
-def test_where_cores_differ_in_size_none_is_torn(slices: str, expected: str) -> None:
+def test_a_core_stays_with_one_task_where_cores_differ_in_size(slices: str, expected: str) -> None:
     small = Core(cpus=(16,), node=1, package=1, die=None, llc=16)
     cores = [core for core in SLURM_VM.cores if core.cpus != (16, 17)]
     cores = sorted([*cores, small], key=lambda core: core.cpus)
@@ -134,8 +134,8 @@ def test_no_two_tasks_could_exchange_cpus_and_both_gain(step: Step) -> None:
 
 
 @given(steps())
-def test_whole_cores_stay_whole(step: Step) -> None:
-    def torn(slices: list[CpuSet]) -> list[Core]:
+def test_no_core_is_divided_by_the_exchange(step: Step) -> None:
+    def divided(slices: list[CpuSet]) -> list[Core]:
         return [
             core
             for core in step.cores
@@ -143,8 +143,8 @@ def test_whole_cores_stay_whole(step: Step) -> None:
             if 0 < len(cpus.intersection(core.cpus)) < len(core.cpus)
         ]
 
-    if not torn(step.slices):
-        assert not torn(list(deal(step.slices, step.near, step.cores, step.fixed)))
+    if not divided(step.slices):
+        assert not divided(list(deal(step.slices, step.near, step.cores, step.fixed)))
 
 
 @pytest.mark.parametrize(
