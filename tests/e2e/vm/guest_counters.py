@@ -41,7 +41,7 @@ SPENDERS = {
     "more short threads than CPUs": (",".join(TWO), ("threads", 6), "max"),
     "a limit": (NEAR, ("lasting", 2), "50000 100000"),
 }
-USED = 2  #: the GPU that is used where another one is lost: another one's index is its own then
+USED = 2  #: index of the used GPU, until a GPU with a lower index is lost
 
 
 def main() -> Document:
