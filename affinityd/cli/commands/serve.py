@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from affinityd import config
 from affinityd.cli.console import say
@@ -15,7 +17,6 @@ from affinityd.config import removed, settings
 from affinityd.daemon.state.scans import Scan, ScanChild, serve_scans
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml.query import query_processes
-from affinityd.errors import InvalidRequestError
 from affinityd.machines import BUSY
 
 
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in removed.warnings():
         say(f"affinityd serve: {line}")
     chosen = replace(load_settings(arguments), switch=config.chosen_switch())
-    if chosen.replays:
+    if chosen.machine is not None:
         chosen = of_replay(chosen, arguments)
     has_processes = chosen.machine == BUSY or not chosen.replays
     is_scanning = chosen.scan_interval is not None and has_processes
@@ -45,16 +46,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def of_replay(chosen: settings.Settings, arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings of a replayed machine, which must not be taken for this node's daemon.
-
-    Raises InvalidRequestError if this node's jobs would ask it.
-    """
-    of_jobs = {config.SYSTEM_SOCKET, config.default_socket()}
-    if arguments.socket is None and chosen.socket in of_jobs:
-        raise InvalidRequestError(
-            f"jobs of this node ask {chosen.socket}, and a replayed machine is another node; give "
-            "it another socket, like --socket /tmp/demo/affinityd.sock"
-        )
+    """Return the settings of a built-in machine, which must not be taken for this node's daemon."""
+    if arguments.socket is None and chosen.socket in {
+        config.SYSTEM_SOCKET,
+        config.default_socket(),
+    }:
+        socket = Path(chosen.socket).with_name("replayed") / "affinityd.sock"
+        say(f"affinityd serve: {chosen.machine} listens at {socket}, where no job asks")
+        chosen = replace(chosen, socket=os.fspath(socket))
     if chosen.machine != BUSY:
         return chosen
     say(f"affinityd serve: a demo: the processes of {BUSY} are made up, also in the lines below")

@@ -142,7 +142,7 @@ def test_without_the_daemon_extra_serve_says_so_and_plan_works(tmp_path: Path) -
 
     bare = (tmp_path / "bare/bin/python", "-m", "affinityd")
     env = {"PYTHONPATH": os.fspath(REPOSITORY), "PATH": os.environ["PATH"]}
-    served = ran(*bare, "serve", "--machine", "dgx-a100", env=env)
+    served = ran(*bare, "serve", f"--socket={tmp_path}/affinityd.sock", env=env)
     assert (served.status, served.stderr.count("\n")) == (1, 1)
     assert "install the package affinityd-daemon" in served.stderr
     asks = ("plan", "--machine", "dgx-a100", "--gpus", "0", "--format", "cpulist")

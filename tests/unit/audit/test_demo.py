@@ -11,7 +11,6 @@ from affinityd.audit.findings import LOST, RESERVED, STATES, states
 from affinityd.cli.commands.serve import of_replay
 from affinityd.config import SYSTEM_SOCKET, default_socket
 from affinityd.config.settings import DEFAULT_LISTEN, Settings
-from affinityd.errors import InvalidRequestError
 from affinityd.machines import BUSY, load
 from affinityd.topology.nearness import CAUSES, MIXED, UNKNOWN
 
@@ -44,11 +43,15 @@ def test_the_last_hour_is_full_and_time_goes_on(monkeypatch: pytest.MonkeyPatch)
     assert spent == pytest.approx(49, abs=0.5)  # seconds: 4.9 CPUs for ten seconds
 
 
-def test_a_replayed_machine_is_not_taken_for_the_node_s_daemon() -> None:
+def test_no_job_asks_a_built_in_machine() -> None:
+    unsaid = Namespace(socket=None, listen=None)
     of_file = Settings(socket=SYSTEM_SOCKET, listen=("10.0.0.1", 9465), machine=BUSY)
-    of_user = Settings(socket=default_socket(), machine="mi250x")
-    for chosen in (of_file, of_user):
-        with pytest.raises(InvalidRequestError, match="give it another socket, like --socket"):
-            of_replay(chosen, Namespace(socket=None, listen=None))
-    with_socket = Namespace(socket="/run/demo/affinityd.sock", listen=None)
-    assert of_replay(of_file, with_socket).listen == DEFAULT_LISTEN
+    chosen = of_replay(of_file, unsaid)
+    assert (chosen.socket, chosen.listen) == (
+        "/run/affinityd/replayed/affinityd.sock",
+        DEFAULT_LISTEN,
+    )
+    of_user = of_replay(Settings(socket=default_socket(), machine="mi250x"), unsaid)
+    assert of_user.socket not in {SYSTEM_SOCKET, default_socket()}
+    told = Namespace(socket=SYSTEM_SOCKET, listen=None)
+    assert of_replay(of_file, told).socket == SYSTEM_SOCKET
