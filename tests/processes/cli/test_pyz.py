@@ -19,7 +19,7 @@ STRAY = "raise SystemExit('this is the job\\'s own module')\n"
 def make(folder: Path, umask: int) -> Path:
     """Make the file in a checkout's copy, whose files are as old and as readable as the copy."""
     folder.mkdir()
-    for name in ("affinityd", "bin", "scripts"):
+    for name in ("affinityd", "bin", "scripts", "slurm"):
         command = ["cp", "-R", "--no-preserve=all", os.fspath(REPOSITORY / name), os.fspath(folder)]
         subprocess.run(command, check=True, umask=umask)
     subprocess.run(
