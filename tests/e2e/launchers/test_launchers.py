@@ -84,7 +84,7 @@ def test_ranks_keep_their_cpus_and_choose_the_gpus_near_them(
         swapped = f"--cpu-bind=mask_cpu:{1 << int(FAR):x},{1 << int(NEAR):x}"
         step = ("-n2", "--gres=gpu:2", "--gpu-bind=none", swapped)
         said = cluster.srun(*step, *entry, "--choose-gpu", "--", *tell, env=here)
-    found = sorted(re.findall(r"(\d): \S+ (\S+) (\S+)", said))
+    found = sorted(re.findall(r"(\d): Cpus_allowed_list: (\S+) (\S+)", said))
     assert found == [("0", FAR, "1"), ("1", NEAR, "0")]
 
 
