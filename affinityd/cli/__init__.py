@@ -40,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
     """
     if argv and argv[0].startswith("-") and "--" in argv:
         argv = ["exec", *argv]  # `affinityd -- CMD` means exec: a job must not fail for a word
+    if argv and argv[0] == "help":
+        argv = [*argv[1:2], "--help"]
     name = _command(argv[0] if argv else "")
     try:
         command = _import(name)
@@ -113,7 +115,7 @@ def _command(word: str) -> str:
         return "version"
     if word in COMMANDS:
         return word
-    if word in {"-h", "--help", "help"}:
+    if word in {"-h", "--help"}:
         print(
             "usage: affinityd COMMAND [OPTION …]\n\n"
             "Runs each GPU's process on the CPUs near that GPU, and checks that it stays there.\n\n"

@@ -114,7 +114,8 @@ def test_a_plan_without_variables_for_libraries_says_so(run: Run) -> None:
 def test_every_command_explains_itself(run: Run, command: str) -> None:
     status, out, _ = run(f"{command} --help")
     assert (status, out[: len(command) + 17]) == (0, f"usage: affinityd {command}")
-    assert COMMANDS[command] in run("--help")[1]
+    assert run(f"help {command}") == (0, out, "")
+    assert COMMANDS[command] in run("help")[1]
     assert "exit status" in " ".join(out.split()) or command == "init"
     assert len(re.findall(r"^  -", out, re.MULTILINE)) <= 12
 
