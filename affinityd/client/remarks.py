@@ -59,7 +59,8 @@ def remarks(
         gpus, nodes = several("GPU", plan.gpus), several("node", plan.nodes)
         yield (
             f"this process sees {gpus} of {nodes} and has the CPUs near any of them; if it uses "
-            "only one GPU, name it: --gpus N, in Python bind(gpus=N)"
+            "only one GPU, name it: --gpus N, in Python bind(gpus=N); if it starts ranks, put "
+            "affinityd exec before each rank's command"
         )
     yield from _few_cpus(plan, process)
     if plan.near is not None:  # others were added

@@ -42,7 +42,8 @@ PLAN = (
 
 SPREAD = (
     "this process sees GPUs 0-1 of nodes 0-1 and has the CPUs near any of them; "
-    "if it uses only one GPU, name it: --gpus N, in Python bind(gpus=N)"
+    "if it uses only one GPU, name it: --gpus N, in Python bind(gpus=N); "
+    "if it starts ranks, put affinityd exec before each rank's command"
 )
 TASK = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1"}
 TWO_TASKS = {**TASK, "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}
