@@ -16,7 +16,7 @@ from affinityd.text import quote
 REPLAYED = "AFFINITYD_REPLAYED"  #: only in a plan of a replayed machine
 REPLAYED_MACHINE = (
     "planned on a replayed machine, not on this one: unset the AFFINITYD_SOCKET, AFFINITYD_MACHINE "
-    "or AFFINITYD_ROOT that names it"
+    "or AFFINITYD_ROOT that names it, or end the daemon that replays it"
 )
 
 
