@@ -51,7 +51,7 @@ class HolderSources:
         gpus = topology.gpus
         if not _sees_all_pids(self._proc):
             why = (
-                "its processes are not visible here, in another pid namespace than the host's; "
+                "processes are not visible here, in another pid namespace than the host's; "
                 "share the host's (Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
             )
             return replace(GpuHolders.unknown_of(gpus, why), asked=asked)
