@@ -66,7 +66,7 @@ def _plain(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the lines, or the diff. Return 1: lines are missing or differ; 2: slurmd refuses."""
+    """Print the lines, or the diff. Return 1: lines are missing or differ; 2: that is not known."""
     settings = load_settings(arguments)
     topology = read_once(settings)
     slurm = find_slurm(arguments.slurm_conf, is_live=not settings.replays)
@@ -121,7 +121,7 @@ def _faults(conf: GresConf) -> list[str]:
 
 
 def _diff(conf: GresConf, slurm: LocalSlurm, node: str) -> int:
-    """Print slurmd's errors and the diff. Return 0: it is empty, 1: it is not, 2: errors alone."""
+    """Print slurmd's errors and the diff. Return 0: they are equal, 1: not, 2: not all is known."""
     slurmd = slurm.slurmd_gres(node)
     for message in slurmd.messages:
         say(f"affinityd slurm gres-conf: {message}")
@@ -130,4 +130,10 @@ def _diff(conf: GresConf, slurm: LocalSlurm, node: str) -> int:
     lines = differences(conf, slurmd)
     for line in lines:
         print(one_line(line))
-    return int(bool(lines))
+    if conf.unknown:
+        gpus = count(len(conf.topology.gpus), "GPU")
+        unknown = f"the device files of {len(conf.unknown)} of {gpus} are not known"
+        say(f"affinityd slurm gres-conf: {unknown}; their lines are not compared")
+    if lines:
+        return 1
+    return 2 if conf.unknown else 0

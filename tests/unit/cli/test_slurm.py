@@ -138,6 +138,15 @@ def test_a_diff_has_slurmd_s_lines_and_the_right_ones(node: SlurmNode) -> None:
     assert added == typed("a100")
 
 
+def test_a_diff_without_the_driver_says_that_lines_are_not_compared(node: SlurmNode) -> None:
+    write_tree(made({0: "0-3", 1: "4-7"}, gpus=[0, 1]), node.root.with_name("bare"))
+    node.slurm.expects("gpu:2", "bare")
+    node.slurm.has("Name=gpu File=/dev/nvidia0\nName=gpu File=/dev/nvidia1")
+    said = replace(node, root=node.root.with_name("bare")).diff()
+    assert (said.code, said.out) == (2, [])
+    assert "the device files of 2 of 2 GPUs are not known; their lines are not" in said.err
+
+
 def test_a_diff_without_a_slurm_conf_is_an_error(node: SlurmNode) -> None:
     said = node.diff("--slurm-conf", "/dev")
     assert (said.code, "/dev is not a file; name a slurm.conf" in said.err) == (2, True)
