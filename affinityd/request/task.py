@@ -264,7 +264,7 @@ def _devices_opened(
     for entry in entries:
         if entry not in files and (match := re.fullmatch(FILE, entry)):
             kind = [file.split(":")[1] for file in files if file.startswith(match[1])]
-            have = ", ".join(sorted(kind, key=int)) or "none"
+            have = ", ".join(sorted(kind, key=int)) or "none that is known: see affinityd doctor"
             raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
         wanted.add(files.get(entry) or _granted_device(everything, entry))
     return tuple(device for device in everything.nameable if device in wanted)
