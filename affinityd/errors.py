@@ -46,7 +46,7 @@ class UnsatisfiableError(AffinityError):
 
 
 class BoundError(UnsatisfiableError):
-    """The user bound the CPUs of the process: they stay."""
+    """The user bound the process to CPUs, and affinityd does not change that."""
 
     title = "Left as it is"
 

@@ -9,7 +9,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 V = TypeVar("V")
 
-REMEMBERED = 600.0  #: seconds for which an unused value of `Recent` is kept
+REMEMBERED = 600.0  #: seconds for which `Recent` keeps an unused value
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -25,7 +25,7 @@ class Recent(Generic[K, V]):
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._values: dict[K, tuple[V, float]] = {}  # with the time of its last use
+        self._values: dict[K, tuple[V, float]] = {}  # each value with the time of its last use
 
     def begin(self, now: float) -> None:
         """Begin another scan: remove values that no scan has used for long."""
@@ -36,7 +36,7 @@ class Recent(Generic[K, V]):
         }
 
     def __contains__(self, key: K) -> bool:
-        """Whether there is a value, even None."""
+        """Return whether the key has a value; None counts as one."""
         return key in self._values
 
     def get(self, key: K) -> V | None:

@@ -24,7 +24,7 @@ from affinityd.text import quote, whole_number
 
 T = TypeVar("T")
 
-#: How much of a wrong value an error shows.
+#: How many characters of a wrong value an error shows.
 SHOWN = 40
 
 #: The largest number of any machine: 64 bits, of memory in KiB.
@@ -36,7 +36,7 @@ _CPULIST = "cpulist"
 CpuList = Annotated[str, _CPULIST]
 
 
-#: JSON's own types → how errors call them.
+#: JSON's own types, with the words that errors use for them.
 _PLAIN: dict[Any, str] = {
     str: "a string",
     bool: "true or false",
@@ -49,10 +49,11 @@ _PLAIN: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class OneOf:
-    """Annotates a text that is one of these words: OpenAPI lists them, no other one is read.
+    """Annotates a text that is one of these words: OpenAPI lists them, and readers refuse others.
 
-    typing.Literal would repeat the constants and tables that the words are from, as of the modes,
-    and has to be the type of each variable on a word's way to a document: tried, it was longer.
+    typing.Literal would repeat the words that constants and tables (as that of the modes) already
+    hold, and every variable on a word's way to a document would need that type: tried, it was
+    longer.
     """
 
     words: tuple[str, ...]

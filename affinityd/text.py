@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: How much of a wrong value a message shows.
+#: How many characters of a wrong value a message shows.
 MAX_QUOTED = 60
 
 MAX_COUNTER = 2**64 - 1  #: the largest number that the kernel writes
@@ -24,7 +24,7 @@ def one_line(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return a name that is safe to show: unprintable characters become `?`."""
-    if text.isprintable():  # most texts are, and some are long
+    if text.isprintable():  # nearly every text is printable: skip the slow loop
         return text
     return "".join(char if char.isprintable() else "?" for char in text)
 

@@ -1,4 +1,4 @@
-"""Functions in daemon threads, which do not delay the process's end."""
+"""Functions that run in daemon threads: the process may end before they do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def started(work: Callable[[], T]) -> Future[T]:
 
 
 STUCK_SECONDS = 0.5
-MOST_STUCK_OF_ONE = 4  #: late readings of one user's processes at once
+MOST_STUCK_OF_ONE = 4  #: how many readings of one user's processes may be late at once
 MOST_STUCK = 64  #: of all users'
 
 
@@ -48,11 +48,11 @@ class Readings(Generic[K, T]):
 
     def __init__(self, most_of_one: int = MOST_STUCK_OF_ONE) -> None:
         self._most_of_one = most_of_one
-        #: By key: the user, and the reading that has not ended in time.
+        #: By key: the user, and the reading that is late.
         self._late: dict[K, tuple[int | None, Future[T]]] = {}
 
     def result(self, key: K, read: Callable[[], T], user: int | None = None) -> T:
-        """Return the result of `read`; wait for it once; a later call may ask for it again.
+        """Return the result of `read`; if it is late, a later call may ask for it again.
 
         `user` owns the process. Raises FutureTimeoutError if the reading is late, or too many
         others are.
@@ -75,15 +75,15 @@ class Readings(Generic[K, T]):
 
 
 class Answers(Generic[K, T]):
-    """The answers to one question for each key, asked once; slow answers come at a later call."""
+    """One answer for each key, each asked for once; a slow answer comes with a later call."""
 
     def __init__(self, ask: Callable[[K], T | None], most_late: int) -> None:
         self._ask = ask
-        self._known: dict[K, T | None] = {}  #: of the keys of the last call
+        self._known: dict[K, T | None] = {}  #: answers by key, for the keys of the last call
         self._readings: Readings[K, T | None] = Readings(most_of_one=most_late)
 
     def look(self, keys: set[K]) -> dict[K, T]:
-        """Return the answers by key; some keys have none, or not yet."""
+        """Return the answers by key; a key is missing if it has no answer, or none yet."""
         self._known = {key: self._known[key] for key in keys if key in self._known}
         for key in keys - self._known.keys():
             with suppress(FutureTimeoutError):

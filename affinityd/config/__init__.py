@@ -1,11 +1,10 @@
 """The settings file, AFFINITYD_* variables, where a daemon's socket is, and the switch.
 
 The file, /etc/affinityd.conf, has lines NAME=value, comments after # or ;, and nothing else; a pair
-of quotes around a value is removed. In this form `read_settings` in slurm/pinning.sh reads it, and
-systemd's EnvironmentFile= can. The switch is AFFINITYD=on|observe|off: whether plans
-are applied. A job's environment, the settings file and the daemon may each set it; off counts
-before observe, and observe before on. `slurm/task_prolog.sh` and `kubernetes/run.sh` read the same
-words.
+of quotes around a value is removed. `read_settings` in slurm/pinning.sh reads this form, and
+systemd's EnvironmentFile= can. The switch is AFFINITYD=on|observe|off: whether plans are applied. A
+job's environment, the settings file and the daemon may each set it; the strictest counts: off, then
+observe, then on. `slurm/task_prolog.sh` and `kubernetes/run.sh` read the same words.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from affinityd.text import quote
 DEFAULT_PATH = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
 SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
-NODE_FILE = "node.json"  #: beside the socket: the daemon's topology
+NODE_FILE = "node.json"  #: file beside the socket with the daemon's topology
 #: The parameters of a plan that a site or user may also set as AFFINITYD_*.
 PLAN_PARAMETERS = (
     "mode",
@@ -33,18 +32,18 @@ PLAN_PARAMETERS = (
     "strict",
 )
 PARAMETER_VARIABLES = {name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS}
-CPUS = f"{PREFIX}CPUS"  #: how many CPUs each task asked for, or none
+CPUS = f"{PREFIX}CPUS"  #: how many CPUs each task asked for, if known
 CHOOSE_GPU = f"{PREFIX}CHOOSE_GPU"  #: whether the GPUs near a rank's CPUs are chosen for it
 GPU_ORDER = f"{PREFIX}GPU_ORDER"  #: which GPU each rank uses, where affinityd does not choose
-BLANKS = " \t\r\v\f"  #: around a line, a name and a value
+BLANKS = " \t\r\v\f"  #: removed around a line, a name and a value
 
 SWITCH = "AFFINITYD"
-OFF = "off"  #: no process is changed
-OBSERVE = "observe"  #: no mask is changed; the plan is in the environment, and the daemon counts it
+OFF = "off"  #: affinityd changes no process
+OBSERVE = "observe"  #: changes no mask; the plan is in the environment, and is counted
 ON = "on"
 SWITCHES = (OFF, OBSERVE, ON)  #: off counts first
 
-YES = ("true", "1", "yes", "on")  #: of a variable that is yes or no
+YES = ("true", "1", "yes", "on")  #: values that mean yes
 _SWITCH_WORDS = {
     "off": OFF,
     "0": OFF,
@@ -118,12 +117,12 @@ def plan_parameters(
 
 
 def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the switch that counts here: the least of the environment's and the file's.
+    """Return the switch that applies here: the strictest of the environment's and the file's.
 
     Raises InvalidRequestError for another word, or a file that cannot be read.
     """
     switch = read_switch(environ.get(SWITCH, ""))
-    if switch == OFF:  # the file cannot change that
+    if switch == OFF:  # the file cannot undo off
         return switch
     name = path(environ)
     of_site = read_file(name).get(SWITCH, "")
@@ -144,7 +143,7 @@ def read_switch_or_off(text: str) -> str:
 
 
 def least_switch(*switches: str) -> str:
-    """Return the one of several switches that counts."""
+    """Return the strictest of several switches: off, else observe, else on."""
     return min(switches, key=SWITCHES.index)
 
 
@@ -175,7 +174,7 @@ def _assignment(line: str, place: str) -> tuple[str, str]:
     value = value.strip(BLANKS)
     if not equals or not name.isascii() or not name.isidentifier():
         if not equals:
-            name = name.split()[0]  # the rest may be a secret
+            name = name.split()[0]  # show only the first word: the rest may be a secret
         raise InvalidRequestError(f"{place}: {quote(name)} is not written as NAME=value")
     if len(value) > 1 and value[0] == value[-1] and value[0] in {"'", '"'}:
         value = value[1:-1]

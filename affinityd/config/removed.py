@@ -1,6 +1,6 @@
-"""What 0.2 had and 0.3 has not. Commands and options are refused; variables cause a warning.
+"""Commands, options and variables of 0.2 that 0.3 lacks: an error or, for variables, a warning.
 
-The variables go from here with 0.4.
+Release 0.4 removes the variables from here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TO_PIN = (
     "their GPUs, and affinityd pin --tree PID pins one"
 )
 SWITCHES_REMEDY = "docs/exec.md has the switch of each binder"
-#: By the words after `affinityd`: what to use instead.
+#: Words after `affinityd` → what to use instead.
 REMOVED_COMMANDS: Mapping[str, str] = {
     "enforce": TO_PIN,
     "serve --enforce": TO_PIN,
@@ -30,14 +30,14 @@ REMOVED_COMMANDS: Mapping[str, str] = {
     "pin --memory": "affinityd verify --resident PID prints the migratepages(8) that moves it",
     "serve --measured": MEASURING,
 }
-#: Variables, also as lines of the settings file: what to do instead.
+#: Variables, also as lines of the settings file → what to do instead.
 VARIABLES: Mapping[str, str] = {
     "AFFINITYD_ENFORCE": f"leave it out; {TO_PIN}",
     "AFFINITYD_ENFORCE_POLICY": f"leave it out; {TO_PIN}",
     "AFFINITYD_OWN": f"leave it out; {SWITCHES_REMEDY}",
     "AFFINITYD_MEASURED": f"leave it out; {MEASURING}",
 }
-#: Files that 0.2 read, or that gave it privileges: what to do instead.
+#: Files that 0.2 read, or that gave it privileges → what to do instead.
 REMOVED_FILES: Mapping[str, str] = {
     "/etc/affinityd-policy.toml": (
         "it is ignored; remove it: no process is pinned by rules, and one setting holds for all "
@@ -50,7 +50,7 @@ REMOVED_FILES: Mapping[str, str] = {
 
 
 def refusal(command: str) -> str | None:
-    """Return the line about a removed command or option; None: this was never one."""
+    """Return the error for a removed command or option; None: there was none of that name."""
     instead = REMOVED_COMMANDS.get(command)
     if instead is None:
         return None
@@ -58,7 +58,7 @@ def refusal(command: str) -> str | None:
 
 
 def warnings(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield a line for each removed variable that is set, and for each file of 0.2.
+    """Yield a warning for each removed variable that is set, and for each file of 0.2.
 
     Raises InvalidRequestError.
     """

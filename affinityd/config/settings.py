@@ -21,7 +21,7 @@ DEFAULT_LISTEN = ("127.0.0.1", 9465)
 
 
 def whole_number(within: range, unit: str) -> Reader:
-    """Return a reader of a number of a range; `unit` ends the error's line."""
+    """Return a reader of a number within a range; `unit` ends the error message."""
 
     def read(text: str) -> int:
         number = number_of(text, within[-1])
@@ -63,13 +63,13 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def group(text: str) -> int:
-    """Read a group's name, or its number, even of no existing group."""
+    """Read a group's name or number; the number may be of a group that does not exist."""
     number = number_of(text, 2**32 - 2)  # the last gid means none, chown(2)
     if number is not None:
         return number
     try:
         return grp.getgrnam(text).gr_gid
-    except (KeyError, ValueError):  # ValueError: it cannot be a name
+    except (KeyError, ValueError):  # ValueError: the text cannot be a name
         raise ValueError(
             f"there is no group {quote(text)} here; give a group's name or number"
         ) from None
@@ -94,7 +94,7 @@ def _on_or_off(text: str) -> bool:
 
 
 class Setting(NamedTuple):
-    """How a setting is read, and its help."""
+    """The reader of a setting, and its help text."""
 
     metavar: str
     help: str
@@ -111,7 +111,7 @@ def _choice(values: tuple[str, ...], text: str) -> Any:  # noqa: ANN401
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting, checked. `{machines}` in a help are the shipped machines' names."""
+    """Every setting, checked. `{machines}` in a help text stands for the built-in machines."""
 
     root: str = _setting("/", "DIR", "the machine's files: a captured one's folder (default: /)")
     machine: str | None = _setting(
@@ -123,7 +123,7 @@ class Settings:
     socket: str = _setting(
         "affinityd.sock", "PATH", f"the unix socket (default, as root: {config.SYSTEM_SOCKET})"
     )
-    #: Host and port; None: no TCP. The same holds for the next one.
+    #: Host and port; None: no TCP. The same holds for `metrics_listen`.
     listen: tuple[str, int] | None = _setting(
         None,
         "HOST:PORT|none",
@@ -139,7 +139,7 @@ class Settings:
     reserved_cpus: CpuSet = _setting(  # noqa: RUF009
         frozenset(), "LIST", "CPUs that no plan uses, like 0,64", parse_list
     )
-    #: Seconds; None: processes are not looked at.
+    #: Seconds; None: no scans.
     scan_interval: int | None = _setting(
         15,
         "SECONDS|off",
@@ -152,7 +152,7 @@ class Settings:
         "how many jobs have metrics of their own (default: 0)",
         whole_number(range(1001), " jobs"),
     )
-    #: Its gid; None: only root sees every process.
+    #: Gid of the group whose members see every process; None: only root does.
     admin_group: int | None = _setting(
         None,
         "NAME|GID",
@@ -171,7 +171,7 @@ class Settings:
         "the container runtime's NRI socket: adjust containers with GPUs (default: off)",
         unless(config.OFF, str),
     )
-    #: Each with the choices that its pods have by default, by name.
+    #: Namespace → the default choices of its pods.
     nri_namespaces: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict,
         metadata={
@@ -195,11 +195,11 @@ class Settings:
         "or all that they have (default: share)",
     )
     log_format: str = _choice(("text", "json"), "the format of log lines (default: text)")
-    switch: str = config.ON  #: AFFINITYD of the daemon alone: what it tells clients
+    switch: str = config.ON  #: AFFINITYD of the daemon alone, which the daemon tells its clients
 
     @property
     def replays(self) -> bool:
-        """Whether the machine is not this one."""
+        """Whether the machine is another one than this."""
         return self.machine is not None or os.path.realpath(self.root) != "/"
 
 
@@ -212,7 +212,7 @@ DAEMON_ONLY = {"pod_resources", "nri", "nri_mount", "nri_namespaces", "nri_witho
 
 
 class SettingText(NamedTuple):
-    """A setting's text, and its source: `--root`, AFFINITYD_ROOT, or that in a file."""
+    """A setting's text, and its source for messages: `--root`, AFFINITYD_ROOT, or a file's line."""
 
     text: str
     source: str

@@ -27,7 +27,7 @@ VERSIONS = (
     ("cgroup2", "", ("cpuset.cpus.effective",)),
 )
 
-MOST_LEVELS = 64  #: that are read below a mount: any user may create thousands
+MOST_LEVELS = 64  #: how many levels below a mount are read: any user may create thousands
 SLICE_SUFFIX = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
 MOST_SHARES = 262144
 MOST_TIME = 10**12 - 1  #: microseconds; more than any kernel writes here
@@ -36,14 +36,14 @@ MOST_TIME = 10**12 - 1  #: microseconds; more than any kernel writes here
 class Mount(NamedTuple):
     """A line of mountinfo."""
 
-    root: str  #: the folder of the file system at `point`; for cgroups, of a hierarchy
+    root: str  #: the folder of the file system that is mounted; for cgroups, of a hierarchy
     point: str
-    kind: str  #: of file system: proc, cgroup2
-    options: tuple[str, ...]  #: of the mount, then of the file system: controllers of v1
+    kind: str  #: file system type: proc, cgroup2
+    options: tuple[str, ...]  #: options of the mount, then of the file system: controllers of v1
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Return the well-formed lines; of two at one point the later one hides the other."""
+    """Return the well-formed lines; of two at one mount point the later one hides the earlier."""
     mounts = []
     for line in text.split("\n"):  # ID PARENT MAJ:MIN ROOT POINT OPTIONS … - TYPE SOURCE OPTIONS
         here, _, there = line.partition(" - ")
@@ -58,13 +58,13 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def _unescaped(text: str) -> str:
-    r"""Undo the kernel's \040 for a blank, and the like: a backslash is \134."""
+    r"""Undo the kernel's escapes: \040 is a blank, \134 a backslash."""
     first, *escaped = text.split("\\")
     return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in escaped)
 
 
 class Cgroups:
-    """The cgroups of a process, and the folders of these and of their parents."""
+    """The cgroups of a process, and the folders of these cgroups and of their parents."""
 
     def __init__(self, membership: str, root: str = "/") -> None:
         """Take the text of a /proc/PID/cgroup; `root` has the machine's files."""
@@ -81,22 +81,22 @@ class Cgroups:
 
     @property
     def cpuset(self) -> CpuSet | None:
-        """The CPUs that the process may use; None if it has ended, or no mount has its cgroup."""
-        # A cgroup with an empty list has the CPUs of the one above it.
+        """The CPUs that the process may use; None if it has ended, or no mount shows its cgroup."""
+        # A cgroup with an empty list has the CPUs of its parent.
         for file in self.cpuset_files():
             if cpus := cpus_listed_in(file):
                 return cpus
         return None
 
     def cpuset_files(self) -> Iterator[str]:
-        """Yield files; the first one that exists and is not empty has the cpuset."""
+        """Yield files; the cpuset is in the first that exists and is not empty."""
         for file_system, controller, files in VERSIONS:
             for folder in self.folders(file_system, controller):
                 yield from (f"{folder}/{file}" for file in files)
 
     @property
     def confining(self) -> str | None:
-        """The folder of the cgroup, its own or one above, that sets its CPUs; None: unknown."""
+        """The folder that sets the process's CPUs: its cgroup's or a parent's; None: unknown."""
         for file_system, controller, _ in VERSIONS:
             for folder in self.folders(file_system, controller):
                 if cpus_listed_in(f"{folder}/cpuset.cpus"):
@@ -112,7 +112,7 @@ class Cgroups:
         return _exclusive(folders[0], len(self.cpuset or ()))
 
     def container_limit(self) -> int | None:
-        """Return its container's CPU limit, of the topmost folder here; None: no limit."""
+        """Return the CPU limit of its container, which the topmost folder has; None: no limit."""
         for file_system, controller in (("cgroup", "cpu"), ("cgroup2", "")):
             for highest in [*self.folders(file_system, controller)][-1:]:
                 limit = _limit(highest) or _exclusive(highest, len(self.cpuset or ()))
@@ -121,14 +121,14 @@ class Cgroups:
         return None
 
     def folders(self, file_system: str, controller: str) -> Iterator[str]:
-        """Yield the folders of the cgroup in a hierarchy and of its parents, its own first."""
+        """Yield the folders of the cgroup in a hierarchy, then of its parents."""
         path = None
         for controllers, cgroup in hierarchies(self._membership):
             if controller in controllers:
                 path = cgroup
                 break
         if path is not None:
-            is_outside = "/../" in f"{path}/"  # beside or above this cgroup namespace
+            is_outside = "/../" in f"{path}/"  # the path is beside or above this cgroup namespace
             for root, point in self.hierarchies(file_system, controller):
                 if is_outside:
                     below = _from_above(path, root, point)
@@ -138,7 +138,7 @@ class Cgroups:
                     yield from _upwards(point, below)
 
     def hierarchies(self, file_system: str, controller: str) -> Iterator[tuple[str, str]]:
-        """Yield the mounts of a hierarchy: the root of each, and its mount point."""
+        """Yield the mounts of a hierarchy: the mounted folder, and the mount point."""
         for mount in self._mounts:
             if mount.kind == file_system and (not controller or controller in mount.options):
                 yield mount.root, self._base + mount.point.rstrip("/")
@@ -162,8 +162,8 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
 def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
     """Return the CPUs that a cgroup of the node allows, by its path, or by its slice's name.
 
-    `kind`: mems for its NUMA nodes. None where no mount here shows a whole hierarchy with a cpuset,
-    or none has this cgroup.
+    `kind` "mems": its NUMA nodes. None if no mount here shows a whole hierarchy with a cpuset, or
+    none has this cgroup.
     """
     if path.endswith(SLICE_SUFFIX) and "/" not in path:
         parts = path.removesuffix(SLICE_SUFFIX).split("-")
@@ -171,7 +171,7 @@ def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
     cgroups = Cgroups("", root)
     for file_system, controller, files in VERSIONS:
         for shown, point in cgroups.hierarchies(file_system, controller):
-            is_whole = not {*shown.split("/")} - {"", ".."}  # in a cgroup namespace it is /../..
+            is_whole = not {*shown.split("/")} - {"", ".."}  # /../.. in a cgroup namespace
             is_there = is_whole and path and os.path.isdir(point + path)  # noqa: PTH112 - no pathlib
             for folder in _upwards(point, path) if is_there else ():
                 for file in files:
@@ -206,7 +206,7 @@ def _below(path: str, root: str) -> str | None:
 
 
 def _from_above(path: str, root: str, point: str) -> str | None:
-    """Return the same for a cgroup outside of this namespace, in a mount of the whole hierarchy.
+    """Return the relative path for a cgroup outside this namespace, in a mount of all cgroups.
 
     For both the kernel tells how far above this namespace's root they are, but not the folders
     between: cgroup_namespaces(7). If several are possible, the path is unknown.
@@ -241,9 +241,9 @@ def cpus_listed_in(path: str) -> CpuSet:
 
 
 def _exclusive(folder: str, cpus: int) -> int | None:
-    """Return the number of CPUs of a cpuset, if the cgroup's weight is that of as many.
+    """Return the number of CPUs of a cpuset, if the cgroup's weight is that of as many CPUs.
 
-    Not for the root cgroup, on a node itself: v1 has a weight there too, that of one CPU.
+    None for the root cgroup of a node: v1 gives it the weight of one CPU.
     """
     if not cpus or content(f"{folder}/release_agent") is not None:  # cgroups(7)
         return None

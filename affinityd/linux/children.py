@@ -23,9 +23,9 @@ from affinityd.linux.files import READ_SIZE, numbered
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-PIPE = 3  #: its number in the child, after the three streams
+PIPE = 3  #: the pipe's number in the child, after the three standard streams
 END_PAUSE = 0.0002  #: seconds between two checks whether a child has ended
-RETURNED = b"0"  #: begins the output of a child of `run`; so does the next one
+RETURNED = b"0"  #: first byte of a child's output if the function of `run` returned
 RAISED = b"1"
 GRACE = 1.0  #: seconds for a killed child to end
 stuck: list[int] = []  #: killed children that have not ended: a driver holds them in the kernel
@@ -36,12 +36,12 @@ class ChildError(AffinityError):
 
 
 class Child:
-    """A forked child that writes the parts which a function yields to a pipe."""
+    """A forked child that writes to a pipe the parts that a function yields."""
 
     def __init__(self, work: Callable[[], Iterable[bytes]], patience: float) -> None:
-        """Fork it. It ends itself one second after a part takes longer than `patience` seconds.
+        """Fork the child. It exits one second after a part takes longer than `patience` seconds.
 
-        Raises ChildError where it cannot be forked, and while an earlier one cannot be ended.
+        Raises ChildError if there is no fork, and while an earlier child cannot be killed.
         """
         check_stuck()
         try:
@@ -59,7 +59,7 @@ class Child:
             raise ChildError(f"could not be started: {error.strerror}") from None
 
     def read(self, deadline: float) -> bytes:
-        """Return the next bytes that it wrote, b"" at the end. Raises TimeoutError."""
+        """Return the next bytes of the child, b"" at the end. Raises TimeoutError."""
         ready = select.poll()
         ready.register(self._pipe, select.POLLIN)
         if not ready.poll(max(deadline - time.monotonic(), 0.0) * 1000):
@@ -67,11 +67,11 @@ class Child:
         return os.read(self._pipe, READ_SIZE)
 
     def end(self, grace: float = 0.0) -> int | None:
-        """Wait `grace` seconds for its end, then kill it; return its status as `exit_status`."""
+        """Wait `grace` seconds for the child to end, then kill it; return its `exit_status`."""
         os.close(self._pipe)
         status = self._ended(grace)
         if status is None:
-            for kill in (os.killpg, os.kill):  # it may not be a group yet
+            for kill in (os.killpg, os.kill):  # the child may not be a process group yet
                 with suppress(ProcessLookupError):
                     kill(self.pid, signal.SIGKILL)
             status = self._ended(GRACE)
@@ -89,8 +89,8 @@ class Child:
 def run(work: Callable[[], bytes], deadline: float) -> bytes:
     """Run a function in a child, and return its result.
 
-    `deadline` is of time.monotonic. Raises TimeoutError after it; the AffinityError that the
-    function raises; ChildError for another exception, a crash, and as Child.
+    `deadline` is a value of time.monotonic. Raises TimeoutError after it; the AffinityError that
+    the function raises; ChildError for another exception, for a crash, and if Child raises it.
     """
 
     def result() -> bytes:
@@ -124,7 +124,7 @@ def run_program(
 ) -> CompletedProcess[bytes]:
     """Run a program without input; return its status and output.
 
-    Raises TimeoutError after so many seconds, and ChildError where it cannot be started.
+    Raises TimeoutError after `seconds`, and ChildError if the program cannot be started.
     """
     import subprocess  # noqa: PLC0415 - a rank forks its child, and does not wait for this import
 
@@ -136,7 +136,7 @@ def run_program(
             stdout=pipe,
             stderr=pipe,
             env=environ,
-            start_new_session=True,  # a process group, so that all of it can be killed
+            start_new_session=True,  # a process group, so that all its processes can be killed
         )
     except OSError as error:
         raise ChildError(f"cannot be run: {error.strerror}") from None
@@ -156,7 +156,7 @@ def run_program(
 
 
 def ending(status: int | None) -> str:
-    """Return how a failed child ended, by its status."""
+    """Describe how a failed child ended, by its status."""
     if status is None:
         return "cannot be ended: it waits in the kernel"
     return f"crashed: {signal.strsignal(-status)}" if status < 0 else "ended early"
@@ -172,7 +172,7 @@ def exit_status(pid: int) -> int | None:
 
 
 def check_stuck() -> None:
-    """Raise ChildError while an earlier child, which was killed, has not ended."""
+    """Raise ChildError while a killed child has not ended."""
     for pid in tuple(stuck):
         if exit_status(pid) is None:
             raise ChildError(f"still hangs in an earlier query, in process {pid}")
@@ -180,9 +180,9 @@ def check_stuck() -> None:
 
 
 def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -> NoReturn:
-    """Write the function's parts, as a process group with no file but the pipe, and end.
+    """Run the function in a process group of its own, write its parts to the pipe, and exit.
 
-    The exit handlers of the parent do not run.
+    No other file stays open, and the exit handlers of the parent do not run.
     """
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -190,8 +190,8 @@ def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -
         signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
         os.setsid()
         nowhere = os.open(os.devnull, os.O_RDWR)
-        kept = os.dup(pipe)  # above the numbers that are overwritten here
-        last = numbered("/proc/self/fd")[-1]  # the limit may be lower, or a billion
+        kept = os.dup(pipe)  # a number above those that are overwritten here
+        last = numbered("/proc/self/fd")[-1]  # RLIMIT_NOFILE may be lower, or a billion
         for stream in range(PIPE):
             os.dup2(nowhere, stream)
         os.dup2(kept, PIPE)

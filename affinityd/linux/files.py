@@ -1,10 +1,10 @@
-"""Files of /proc and /sys, read by the thousand, and files that other programs use meanwhile.
+"""Files of /proc and /sys, read by the thousand, and files that other programs change meanwhile.
 
 A file of /proc or /sys may vanish, or refuse to be read, at any moment: that is no error.
-`affinityd exec` imports this: pathlib costs more to import than Python to start.
+`affinityd exec` imports this module: pathlib takes longer to import than Python to start.
 """
 
-# ruff: noqa: PTH116, PTH208 - pathlib takes longer to import than these to run
+# ruff: noqa: PTH116, PTH208 - importing pathlib takes longer than these calls
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from collections.abc import Callable, Collection, Mapping
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
-if TYPE_CHECKING:  # it costs more to import than Python to start
+if TYPE_CHECKING:  # pathlib takes longer to import than Python to start
     from pathlib import Path
 
 T = TypeVar("T")
 
-READ_SIZE = 65536  #: bytes that are read at once
+READ_SIZE = 65536  #: bytes of one read(2)
 
-#: Most bytes that are read of a file. execve(2) allows some megabytes; a process may declare all of
+#: How much of a file is read at most. execve(2) allows some megabytes; a process may declare all of
 #: its memory to be its environment or command line, PR_SET_MM_MAP of prctl(2).
 MOST_BYTES = 4 * 1024 * 1024
 
-#: Errors of existing files that cannot be read now, also for a lack of resources; other errors mean
-#: that a file is missing or forbidden.
+#: Errors of an existing file that cannot be read now, for lack of a resource; other errors mean
+#: that the file is missing or forbidden.
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 FAILING = (*SCARCE, errno.EIO, errno.EAGAIN, errno.EPERM)
 
@@ -40,7 +40,7 @@ def read(path: str, most: int) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         parts = []
-        while most > 0 and (part := os.read(file, min(READ_SIZE, most))):  # lists come page by page
+        while most > 0 and (part := os.read(file, min(READ_SIZE, most))):  # lists come in pages
             parts.append(part)
             most -= len(part)
         return b"".join(parts)
@@ -62,7 +62,7 @@ def text(path: str) -> str:
 
 
 def present(path: str) -> bytes | None:
-    """Return a file; None if there is none. Raises OSError if that is unknown, as when FAILING."""
+    """Return a file; None if it does not exist. Raises OSError if that is unknown."""
     try:
         return read(path, MOST_BYTES)
     except OSError as error:
@@ -86,7 +86,7 @@ def read_regular(path: str, most: int) -> bytes:
     Raises OSError: EINVAL if it is no regular file, EFBIG if it has more than `most` bytes, EAGAIN
     for a file of the kernel that makes a reader wait, such as /proc/kmsg.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # first: opening a device may do something
+    if not stat.S_ISREG(os.stat(path).st_mode):  # before open(2), which may act on a device
         raise OSError(errno.EINVAL, "not a regular file")
     data = read(path, most + 1)
     if len(data) > most:
@@ -95,10 +95,10 @@ def read_regular(path: str, most: int) -> bytes:
 
 
 def in_time(read: Callable[[], T], seconds: float) -> T:
-    """Return what a function reads, in a thread of its own: the kernel may block a reader.
+    """Return the result of `read`, which runs in a thread: the kernel may block a reader.
 
-    Raises TimeoutError if that takes longer, and what the function raises. Where no thread may be
-    started, it waits for the function.
+    Raises TimeoutError if it takes longer than `seconds`, and the errors of `read`. If no thread
+    can be started, it runs in the calling one, without a limit.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -139,10 +139,10 @@ def numbered(folder: str, prefix: str = "", failing: Collection[int] = ()) -> li
 
 
 def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
-    """Return the environment that a process was started with; None where it cannot be read.
+    """Return the environment with which a process was started; None if it cannot be read.
 
-    If a name occurs twice the first one counts, as for getenv(3). A process that has overwritten it
-    with a title (setproctitle) has none.
+    If a name occurs twice the first value counts, as for getenv(3). A process that has overwritten
+    its environment with a title (setproctitle) has none.
     """
     data = content(f"{root}/proc/{pid}/environ")
     if not data:  # the main thread has ended: read another thread's

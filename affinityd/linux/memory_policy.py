@@ -1,4 +1,4 @@
-"""Memory policies of threads: the request to the kernel, and the policy that then applies.
+"""Memory policies of threads: set one, and read the one that then applies.
 
 A policy belongs to one thread. A program that it execs, and threads and children that it starts
 afterwards, inherit it: set_mempolicy(2). Another process's is in /proc/PID/numa_maps, numa(7).
@@ -28,8 +28,8 @@ POLICY_MODES = (
     "weighted_interleave",  # since 6.9
 )
 
-#: How numa_maps spells them: kernel mm/mempolicy.c, policy_modes. A longer spelling comes before
-#: its beginning.
+#: The spellings of numa_maps: kernel mm/mempolicy.c, policy_modes. A spelling stands before those
+#: that are its prefix.
 SPELLINGS = {
     "prefer (many)": "preferred_many",
     "prefer": "preferred",
@@ -42,25 +42,25 @@ SPELLINGS = {
 class MemoryPolicy:
     """A memory policy, and the refused parts of the request."""
 
-    policy: str | None  #: of MODES, "mode N" for a later one; None: it cannot be read
-    nodes: frozenset[int] = frozenset()  #: empty for "default" and "local"
-    refusals: tuple[str, ...] = ()  #: short sentences: the refused parts of the request, and why
+    policy: str | None  #: one of MODES, "mode N" for a later kernel's; None: it cannot be read
+    nodes: frozenset[int] = frozenset()  #: no nodes for "default" and "local"
+    refusals: tuple[str, ...] = ()  #: refused parts of the request, and why, in short sentences
 
     def __str__(self) -> str:
-        """Return it in a few words: `bind on node 3`, without the refusals."""
+        """Return the policy in a few words: `bind on node 3`, without the refusals."""
         policy = self.policy or "unknown"
         return f"{policy} on {several('node', self.nodes)}" if self.nodes else policy
 
 
 def checked_policy(text: str | None) -> str | None:
-    """Return the requested policy, None for none. Raises InvalidRequestError."""
+    """Return the requested policy; None if none is. Raises InvalidRequestError."""
     if text is not None and text not in POLICIES:
         raise InvalidRequestError(f"memory: {quote(text)} is not one of {', '.join(POLICIES)}")
     return text
 
 
 def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
-    """Set the calling thread's policy, one of POLICIES, and return it, as read back.
+    """Set the calling thread's policy, one of POLICIES, and return the policy that is read back.
 
     A refusal never raises: the policy stays as it was, and `refusals` says so. `preferred` with
     several nodes is the kernel's preferred_many (since 5.15). `local` ignores `nodes`.
@@ -90,19 +90,19 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
 
 
 def own_policy() -> MemoryPolicy | None:
-    """Return the calling thread's policy, by numa_maps where seccomp refuses; None: unknown."""
+    """Return the calling thread's policy, from numa_maps if seccomp refuses; None: unknown."""
     try:
         mode, nodes = syscalls.get_mempolicy()
     except OSError:
         return _first_policy("/proc/thread-self/numa_maps")
     policy = POLICY_MODES[mode] if mode < len(POLICY_MODES) else f"mode {mode}"
-    if policy == "preferred" and not nodes:  # this is how kernels before 5.14 report local
+    if policy == "preferred" and not nodes:  # kernels before 5.14 report local so
         policy = "local"
     return MemoryPolicy(policy, nodes)
 
 
 def policy_of(pid: int) -> MemoryPolicy | None:
-    """Return a process's policy, by its first mapping, most often its text; None: unknown."""
+    """Return a process's policy, by its first mapping (usually the program text); None: unknown."""
     return _first_policy(f"/proc/{pid}/numa_maps")
 
 
@@ -125,8 +125,8 @@ def parse_policy(text: str) -> MemoryPolicy | None:
 
 def _first_policy(path: str) -> MemoryPolicy | None:
     try:
-        # 64 bytes tell the first mapping's policy. The kernel stops once it has as many, so it
-        # walks the pages of one mapping, and those without pages before it: fs/seq_file.c.
+        # 64 bytes tell the first mapping's policy. The kernel stops after 64, so it walks the pages
+        # of that mapping only, and of mappings without pages before it: fs/seq_file.c.
         start = read(path, 64)
     except OSError:
         return None

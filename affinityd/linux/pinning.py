@@ -22,15 +22,15 @@ from affinityd.linux.processes import ENDED, stat_of, thread_ids, thread_stat
 PINNED = "pinned"
 LEFT_ALONE = "left alone"
 REFUSED = "refused"
-CHANGE = "change"  #: the result of a rule: the mask is replaced
+CHANGE = "change"  #: a rule's answer: replace the mask
 
-#: As many passes in a row must find nothing to do: one listing may lack a living thread.
+#: How many passes in a row must find nothing to do: one listing may lack a living thread.
 QUIET_PASSES = 2
 
-MAX_PASSES = 100  #: for a process that starts threads faster than they can be pinned
+MAX_PASSES = 100  #: a limit for a process that starts threads faster than they can be pinned
 
-#: As many, while a pinned thread is awake: it may be in a fork(2) of a large process that began
-#: before. The pauses between them, the first of PAUSE seconds, double: half a second in all.
+#: The same while a pinned thread is awake: it may be in a fork(2) of a large process that began
+#: earlier. The pauses between the passes, the first of PAUSE seconds, double: half a second in all.
 PATIENT_PASSES = 10
 PINNING_PAUSE = 0.001
 
@@ -60,7 +60,7 @@ class Target:
     """A process with threads to pin."""
 
     pid: int
-    start: int  #: clock ticks since boot: tells it from a later process with its pid
+    start: int  #: clock ticks since boot: a later process with the same pid has another start
     cpus: CpuSet
     rule: Rule = lambda _mask, _masks: CHANGE
 
@@ -72,15 +72,15 @@ class ThreadResult:
     pid: int
     tid: int
     outcome: str  #: PINNED, LEFT_ALONE or REFUSED
-    asked: CpuSet  #: the requested CPUs of its process
-    held: CpuSet  #: its mask, as read back at the end
-    reason: str | None = None  #: why refused; or why left alone, if not by its mask
-    was_set: bool = False  #: whether its mask was replaced
+    asked: CpuSet  #: the CPUs requested for its process
+    held: CpuSet  #: the thread's mask, as read back at the end
+    reason: str | None = None  #: why refused; or why left alone, if not for its mask
+    was_set: bool = False  #: whether the thread's mask was replaced
 
 
 @dataclass(frozen=True)
 class PinResult:
-    """The results of all threads, without ended ones."""
+    """The results of all threads that have not ended."""
 
     threads: tuple[ThreadResult, ...]  #: by process, main threads first; (): all have ended
     is_settled: bool  #: whether the last passes found nothing more to do
@@ -91,7 +91,7 @@ class PinResult:
 
     @property
     def cut(self) -> tuple[ThreadResult, ...]:
-        """The threads pinned to fewer CPUs than requested: their cpuset has no more."""
+        """The threads pinned to fewer CPUs than requested, as their cpuset lacks the others."""
         return tuple(thread for thread in self.having(PINNED) if thread.held != thread.asked)
 
     @property
@@ -128,10 +128,10 @@ class _Passes:
     def __init__(self, *, dry_run: bool) -> None:
         self.results: list[ThreadResult] = []
         self._dry_run = dry_run
-        self._replaced: set[tuple[int, int]] = set()  # pid and tid of each mask that was replaced
-        self._has_set = False  # whether it has set a mask, in this pass
-        self._user_time: dict[int, int] = {}  # of each thread, when it was first seen pinned
-        self._masks: dict[CpuSet, set[CpuSet]] = {}  # as requested: that, or its result
+        self._replaced: set[tuple[int, int]] = set()  # (pid, tid) of replaced masks
+        self._has_set = False  # whether the current pass has set a mask
+        self._user_time: dict[int, int] = {}  # when first seen pinned, by thread
+        self._masks: dict[CpuSet, set[CpuSet]] = {}  # requested mask → masks that it led to
 
     def pin_all(self, targets: Iterable[Target]) -> bool:
         """Pin the present threads; return whether any mask was set."""
@@ -142,7 +142,7 @@ class _Passes:
             if stat is None or stat.start != target.start:
                 continue
             tids = thread_ids(target.pid)
-            if stat.state in ENDED and target.pid in tids:  # its other threads come later
+            if stat.state in ENDED and target.pid in tids:  # other threads come later
                 tids.remove(target.pid)
             for tid in tids:
                 if (result := self._pin(target, tid)) is not None:
@@ -156,8 +156,8 @@ class _Passes:
         for result in self.results:
             if result.was_set and result.tid != this_thread:
                 stat = thread_stat(result.pid, result.tid)
-                # It may be in clone(2) while it runs (R) or waits for the kernel (D), until it has
-                # computed for two clock ticks.
+                # The thread may be in clone(2) while it runs (R) or waits for the kernel (D), until
+                # it has computed for two clock ticks.
                 if stat is not None and stat.state in {"R", "D"}:
                     first = self._user_time.setdefault(result.tid, stat.user_time)
                     may_start |= stat.user_time - first < 2  # noqa: PLR2004
@@ -179,7 +179,7 @@ class _Passes:
         return replace(result, held=target.cpus) if self._dry_run else self._set_mask(result)
 
     def _set_mask(self, wish: ThreadResult) -> ThreadResult | None:
-        if thread_stat(wish.pid, wish.tid) is None:  # a thread of another process may have its tid
+        if thread_stat(wish.pid, wish.tid) is None:  # another process may have this tid now
             return None
         try:
             os.sched_setaffinity(wish.tid, wish.asked)
@@ -188,8 +188,8 @@ class _Passes:
             if stat is None:
                 return None
             if error.errno == errno.EINVAL and not stat.takes_mask:
-                # Before Linux 6.3 the workers of io_uring are such threads, among those of their
-                # process.
+                # Before Linux 6.3 the threads of a process include the workers of io_uring, which
+                # are such.
                 reason = "a kernel worker, whose mask the kernel sets"
                 return replace(wish, outcome=LEFT_ALONE, reason=reason)
             name = errno.errorcode.get(error.errno or 0, "")
@@ -198,7 +198,7 @@ class _Passes:
         held = mask_of(wish.tid)
         if held is None:
             return None
-        if held <= wish.asked:  # else it has just pinned itself
+        if held <= wish.asked:  # otherwise the thread has just pinned itself
             self._masks[wish.asked].add(held)
         self._replaced.add((wish.pid, wish.tid))
         self._has_set = True

@@ -1,8 +1,8 @@
 """Facts about running processes and their threads: of /proc, and of the peer of a unix socket.
 
-A file may vanish, or refuse to be read, at any moment: the answer is None, or lacks it, and there
-is never an error. A pid may be reused. Sources: proc(5), sched_getaffinity(2), kernel
-fs/proc/array.c `do_task_stat`; unix(7), SO_PEERCRED; struct ucred of kernel include/linux/socket.h.
+A file may vanish, or refuse to be read, at any moment: the answer is then None or incomplete, never
+an error. A pid may be reused. Sources: proc(5), sched_getaffinity(2), kernel fs/proc/array.c
+`do_task_stat`; unix(7), SO_PEERCRED; struct ucred of kernel include/linux/socket.h.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from affinityd.text import whole_number
 
 PROC = "/proc"
 ROOT = 0  #: its uid
-FIRST_USER = 1000  #: the uids below are the system's, login.defs(5): UID_MIN
+FIRST_USER = 1000  #: uids below this are the system's, login.defs(5): UID_MIN
 INIT = 1  #: the first process, which becomes the parent of orphans
 MOST_ID = 2**32 - 1  #: the largest id of a user or a process
-#: /proc/self/ns/pid if every process is visible: PROC_PID_INIT_INO, include/linux/proc_ns.h.
+#: Value of /proc/self/ns/pid if every process is visible: PROC_PID_INIT_INO, proc_ns.h.
 INITIAL_PIDS = "pid:[4026531836]"
 ZOMBIE = "Z"
 ENDED = frozenset("ZX")  #: states of a main thread that has ended
@@ -36,38 +36,38 @@ PF_NO_SETAFFINITY = 0x04000000
 
 #: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERGROUPS = 59
-MAX_GROUPS = 1024  #: bytes, the most that Python reads of a socket: 256 groups
+MAX_GROUPS = 1024  #: bytes that Python reads of a socket option at most: 256 groups
 
 
 @dataclass(frozen=True)
 class Stat:
-    """One process or thread as its `stat` file has it."""
+    """A process or thread, as its `stat` file describes it."""
 
     number: int  #: pid or tid
-    name: str  #: without its parentheses; for people: invalid UTF-8 is replaced
+    name: str  #: without the parentheses; invalid UTF-8 is replaced
     state: str
     parent: int  #: pid
-    group: int  #: pid of the process that began its process group, as a shell's job
-    session: int  #: pid of the process that began its session
+    group: int  #: pid of the process that leads its process group, such as a shell's job
+    session: int  #: pid of the process that leads its session
     flags: int
     user_time: int  #: clock ticks spent outside of the kernel
     system_time: int  #: clock ticks spent in the kernel
     threads: int
-    start: int  #: clock ticks since boot: start and number together name one process for good
+    start: int  #: clock ticks since boot: start and number together never name another process
     last_cpu: int
     children_user_time: int = (
-        0  #: clock ticks of ended children that it has waited for, and of theirs
+        0  #: clock ticks of ended children that it has waited for, and of their children
     )
     children_system_time: int = 0
 
     @property
     def cpu_ticks(self) -> int:
-        """All the time that it spent on CPUs, clock ticks; ended threads of a process count."""
+        """All CPU time of the process, clock ticks; its ended threads count."""
         return self.user_time + self.system_time
 
     @property
     def children_ticks(self) -> int:
-        """All the time of the children that it has waited for, clock ticks."""
+        """All CPU time of the children that it has waited for, clock ticks."""
         return self.children_user_time + self.children_system_time
 
     @property
@@ -77,12 +77,12 @@ class Stat:
 
     @property
     def takes_mask(self) -> bool:
-        """Whether the kernel lets its mask be set; it does not for per-CPU threads."""
+        """Whether the kernel lets its mask be set, which it refuses for per-CPU threads."""
         return not self.flags & PF_NO_SETAFFINITY
 
     @property
     def is_zombie(self) -> bool:
-        """Whether it has ended, unwaited for; a main thread may end before the others."""
+        """Whether it is a zombie; a main thread may be one while other threads run."""
         return self.state == ZOMBIE and self.threads <= 1
 
 
@@ -92,14 +92,14 @@ class Thread:
 
     tid: int
     name: str
-    start: int  #: clock ticks since boot: start and tid together name one thread for good
+    start: int  #: clock ticks since boot: start and tid together never name another thread
     mask: CpuSet  #: as the kernel gives it: online CPUs only
     last_cpu: int
     cpu_ticks: int  #: utime + stime, clock ticks
 
 
 def user_name(uid: int) -> str | None:
-    """Return a user's name; None: there is none. A directory service (LDAP) may take seconds."""
+    """Return a user's name; None: it has none. A directory service (LDAP) may take seconds."""
     import pwd  # noqa: PLC0415 - bind() can be imported where there is none
 
     try:
@@ -112,12 +112,12 @@ def parse_stat(data: bytes | None) -> Stat | None:
     """Read a `stat` file; None if it is malformed. A name may have blanks and parentheses."""
     head, _, tail = (data or b"").rpartition(b")")
     number, _, name = head.partition(b" (")
-    fields = [b"", b"", b"", *tail.split()]  # so that an index is the number in proc_pid_stat(5)
+    fields = [b"", b"", b"", *tail.split()]  # an index is a field's number in proc_pid_stat(5)
     try:
-        # Those of `Stat` from `parent` on.
+        # The fields of `Stat` from `parent` on.
         numbers = (int(fields[field]) for field in (4, 5, 6, 9, 14, 15, 20, 22, 39, 16, 17))
         return Stat(int(number), name.decode(errors="replace"), fields[3].decode(), *numbers)
-    except (ValueError, IndexError):  # it is no `stat` file
+    except (ValueError, IndexError):  # the file is no `stat`
         return None
 
 
@@ -132,7 +132,7 @@ def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
 
 
 def children_of(pid: int, proc: str = PROC, tids: Iterable[int | str] = ()) -> list[int]:
-    """Return the children; none without CONFIG_PROC_CHILDREN. `tids`: its threads, if known."""
+    """Return the children; none without CONFIG_PROC_CHILDREN. `tids`: the threads, if known."""
     folder = f"{proc}/{pid}/task"
     children: list[int] = []
     for tid in tids or listed(folder):
@@ -165,7 +165,8 @@ def has_ended(pid: int, start: int, proc: str = PROC) -> bool:
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     """Return a process's threads, the main one first; none if it has ended.
 
-    A thread that ends meanwhile can hide another (kernel fs/proc/base.c `next_tid`): read again.
+    A thread that ends while they are listed can hide another (kernel fs/proc/base.c `next_tid`):
+    read again.
     """
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 
@@ -209,14 +210,14 @@ def descendants(pid: int, proc: str = PROC) -> list[Stat]:
     here = (stat for stat in everyone(proc) if not stat.is_zombie and stat.number != os.getpid())
     children = grouped(here, lambda stat: stat.parent)
     below = children.pop(pid, [])
-    for stat in below:  # which grows during the loop
+    for stat in below:  # `below` grows during the loop
         below += children.pop(stat.number, [])
     return below
 
 
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
     """Yield a process, its parent, and so on, as far as known; `parents`: the parent of each."""
-    met: set[int] = set()  # they were read one after another, and may form a circle
+    met: set[int] = set()  # the parents were read one after another, and may form a circle
     while pid in parents and pid not in met:
         met.add(pid)
         yield pid
@@ -242,8 +243,8 @@ class ProcessTable:
     def children(self, pid: int, tids: Iterable[int]) -> list[int]:
         """Return the pids of the running children of a process's threads.
 
-        Kernels with CONFIG_PROC_CHILDREN list them, proc_tid_children(5): reading every process
-        costs most of a scan. A child that ends during the read can hide another.
+        Kernels with CONFIG_PROC_CHILDREN list them, proc_tid_children(5); without it every process
+        is read, which is most of a scan's cost. A child that ends during the read can hide another.
         """
         if not self._lists_children:
             return [stat.number for stat in self._children.get(pid, ())]
@@ -264,9 +265,9 @@ class ProcessTable:
 
 
 class Credentials(NamedTuple):
-    """The process at the other end of a unix socket, in the numbers of this one's namespaces."""
+    """The process at the other end of a unix socket, as numbered in this process's namespaces."""
 
-    pid: int  #: 0 if it is in a pid namespace that is neither this one nor below it
+    pid: int  #: 0 if its pid namespace is neither this one nor below it
     uid: int
     gid: int
 
@@ -288,5 +289,5 @@ def groups(connection: Any, own: int) -> frozenset[int]:  # noqa: ANN401 - as ab
 
 
 def overflow_uid() -> int:
-    """Return the uid for users that this user namespace does not know, user_namespaces(7)."""
+    """Return the uid that stands for users unknown in this user namespace, user_namespaces(7)."""
     return int(content("/proc/sys/kernel/overflowuid") or 65534)

@@ -8,8 +8,8 @@ Sources: https://protobuf.dev/programming-guides/encoding; HTTP/2 (RFC 9113), wi
 answer exhausts and no dynamic table (RFC 7541), so that no header of the answer has to be decoded;
 gRPC over HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md).
 
-A field that has its default is not in a message. Readers raise ValueError, one line, for bytes that
-are no message, and nothing else.
+A message leaves out a field that has its default. Readers raise ValueError, one line, for bytes
+that are no message, and no other error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LENGTH = 2
 FIXED32 = 5
 SIZES = {FIXED64: 8, FIXED32: 4}
 MOST_BITS = 64
-MOST_FIELDS = 2**16  #: of a message, or numbers of a field: in memory each byte takes a hundred
+MOST_FIELDS = 2**16  #: most fields of a message, or numbers of a field: memory is limited
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA = 0
@@ -43,13 +43,13 @@ ACK = 0x1
 END_HEADERS = 0x4
 STREAM = 1  #: the only one
 FRAME_HEAD = 9  #: bytes before a frame's payload
-MAX_FRAME = 2**14  #: bytes of a payload, where a client has not allowed more
+MAX_FRAME = 2**14  #: bytes of a payload, unless the client allows more
 MESSAGE_PREFIX = 5  #: bytes before a message: whether it is compressed, and its length
 WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65535
-LARGEST_ANSWER = 16 * 2**20  #: bytes of an answer; kubelet's clients take as many
+LARGEST_ANSWER = 16 * 2**20  #: bytes of an answer; kubelet's own clients have the same limit
 
-Value = int | bytes  #: a number; or a message, a text, packed numbers, a number of fixed size
+Value = int | bytes  #: bytes: message, text, packed or fixed-size numbers
 Message = Mapping[int, Sequence[Value]]  #: the values of each field, by its number
 Frame = tuple[int, int, int, bytes]  #: type, flags, stream, payload
 
@@ -104,7 +104,7 @@ def text(message: Message, number: int) -> str:
 
 
 def numbers(message: Message, number: int) -> list[int]:
-    """Return the numbers of a repeated field, packed into one or single."""
+    """Return the numbers of a repeated field, whether packed or single."""
     unpacked = []
     for value in message.get(number, ()):
         if isinstance(value, int):
@@ -128,7 +128,7 @@ def number(message: Message, number: int) -> int:
 
 
 def field(number: int, value: Value | str) -> bytes:
-    """Return a field: a number, not negative; a text; or a message, its fields joined."""
+    """Return an encoded field: a number, not negative; a text; or a message, its joined fields."""
     if isinstance(value, int):
         return _written(number << 3 | VARINT) + _written(value)
     data = value.encode() if isinstance(value, str) else value
@@ -136,7 +136,7 @@ def field(number: int, value: Value | str) -> bytes:
 
 
 def _written(number: int) -> bytes:
-    """Return a number of variable length."""
+    """Return a number as a varint."""
     parts = bytearray()
     while number > 0x7F:  # noqa: PLR2004 - what a byte has room for
         parts.append(number & 0x7F | 0x80)
@@ -145,7 +145,7 @@ def _written(number: int) -> bytes:
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return a number of variable length, and where the next field begins."""
+    """Return the number of a varint, and where the next field begins."""
     number = 0
     for shift in range(0, MOST_BITS + 6, 7):
         if place == len(message):
@@ -165,10 +165,10 @@ def _bytes(value: Value) -> bytes:
 
 
 def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
-    """Return the answer of the server at a unix socket to one call, like /v1.Service/Method.
+    """Return the server's answer to one call at a unix socket; `method`: /v1.Service/Method.
 
-    `timeout`: seconds for all of it. Raises OSError, TimeoutError among them, without an answer,
-    and ValueError, one line, for an answer that is no message.
+    `timeout`: seconds for all of it. Raises OSError (also TimeoutError) if there is no answer, and
+    ValueError, one line, for an answer that is no message.
     """
     deadline = time.monotonic() + timeout
     answer = bytearray()
@@ -177,7 +177,7 @@ def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
         connection.connect(path)
         connection.sendall(_request(method, message))
         for kind, flags, stream, payload in _frames(connection, deadline):
-            last = int.from_bytes(payload[:4], "big") & WINDOW  # the last stream that it answers
+            last = int.from_bytes(payload[:4], "big") & WINDOW  # the last stream that is answered
             is_ours = stream == STREAM
             if kind in {SETTINGS_FRAME, PING} and not flags & ACK:
                 connection.sendall(frame(kind, ACK, 0, payload if kind == PING else b""))
@@ -199,7 +199,8 @@ def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
 
 def _request(method: str, message: bytes) -> bytes:
     settings = b"\x00\x01" + bytes(4) + b"\x00\x04" + WINDOW.to_bytes(4, "big")
-    # From the static table: 3 :method POST, 6 :scheme http, 4 :path, 1 :authority. Others in full.
+    # From the static table: 3 :method POST, 6 :scheme http, 4 :path, 1 :authority. Other headers in
+    # full.
     headers = b"\x83\x86" + b"\x04" + _literal(method) + b"\x01" + _literal("localhost")
     for name, value in (("content-type", "application/grpc"), ("te", "trailers")):
         headers += b"\x00" + _literal(name) + _literal(value)
@@ -224,7 +225,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _frames(connection: socket.socket, deadline: float) -> Iterator[Frame]:
-    """Yield the server's frames. Raises OSError where it closes or is late, ValueError."""
+    """Yield the server's frames. Raises OSError if the server closes or is late, and ValueError."""
     while True:
         head = _exactly(connection, FRAME_HEAD, deadline)
         length = int.from_bytes(head[:3], "big")

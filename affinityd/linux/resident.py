@@ -29,8 +29,8 @@ MAPPED = "files"
 CUDA_MAPPED = "CUDA buffers"
 MEMORY_KINDS = (ANONYMOUS, SHARED, HUGE, MAPPED, CUDA_MAPPED)
 
-#: Lines of /proc/PID/status: the resident size of each kind, and memory that never moves or swaps.
-#: The kernel counts CUDA buffers as shared.
+#: Lines of /proc/PID/status: the resident size of each kind, and the memory that never moves or
+#: swaps. The kernel counts CUDA buffers as shared.
 STATUS_SIZES = {
     ANONYMOUS: "RssAnon",
     SHARED: "RssShmem",
@@ -39,8 +39,8 @@ STATUS_SIZES = {
 }
 LOCKED = ("VmPin", "VmLck")
 
-#: A readable mapping: its addresses, device and name. Mappings of the kernel, such as [vdso], have
-#: no memory.
+#: A readable mapping: addresses, device and name. Mappings of the kernel, such as [vdso], have no
+#: memory.
 MAPPING = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ (\w+:\w+) \d+(?! *\[v) *(.*)$", re.MULTILINE
 )
@@ -48,22 +48,21 @@ NO_DEVICE = b"00:00"  #: of anonymous memory
 DEVICE_MAPPINGS = (
     b"/dev/nvidia",
     b"/dev/infiniband/",
-)  #: device files that are mapped: not the process's memory
-#: The name of shared anonymous memory. Where NVIDIA's driver is mapped too, this is memory of
+)  #: mapped device files are not the process's memory
+#: The name of shared anonymous memory. If NVIDIA's driver is mapped too, it is memory of
 #: cudaHostAlloc and PyTorch's pin_memory: pinned, and not in VmPin (seen with driver 580).
 ZERO = b"/dev/zero (deleted)"
-#: File systems whose files are memory, and the names of those that no mount shows.
+#: File systems that keep files in memory, by the names that `maps` shows if no mount does.
 IN_MEMORY = {b"tmpfs": SHARED, b"hugetlbfs": HUGE}
 UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
 
-ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`; by default the kernel allows 65530 mappings
+ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`, for 65530 mappings (kernel's default)
 DRAWN = 1024  #: pages drawn in a round
-ENOUGH = 800  #: how many of these must be present
+ENOUGH = 800  #: how many drawn pages must be present
 ROUNDS = 4
-LEAST_PAGES = 64  #: so many pages tell a part to within an eighth, in 95 % of samples
-#: The part of the resident memory whose node the sample must tell. Linux 6.1 to 6.5 do not tell
-#: that of pages which NUMA balancing watches, most often far ones (mm/gup.c
-#: `gup_can_follow_protnone`).
+LEAST_PAGES = 64  #: this many pages tell a proportion to within an eighth, in 95 % of samples
+#: The proportion of resident memory whose node the sample must tell. Linux 6.1 to 6.5 hide the node
+#: of pages that NUMA balancing watches, most often far ones (mm/gup.c `gup_can_follow_protnone`).
 LEAST_SEEN = 7 / 8
 
 
@@ -72,18 +71,18 @@ class ResidentMemory:
     """The resident memory of a process."""
 
     sizes: Mapping[str, int]  #: kind → bytes
-    #: (Kind, node) → drawn pages that are present; none where the kernel does not tell
+    #: (Kind, node) → drawn pages that are present; empty if the kernel does not tell
     drawn: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    locked: Mapping[str, int] = field(default_factory=dict)  #: of LOCKED → bytes, if any
+    locked: Mapping[str, int] = field(default_factory=dict)  #: bytes, by kind in LOCKED
 
     @property
     def size(self) -> int:
-        """All of it, in bytes."""
+        """All resident memory, in bytes."""
         return sum(self.sizes.values())
 
     @property
     def nodes(self) -> frozenset[int]:
-        """The nodes that have some of it."""
+        """The nodes that hold resident memory."""
         return frozenset(node for _, node in self.drawn)
 
     @property
@@ -112,8 +111,8 @@ class ResidentMemory:
 def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
     """Return the resident memory of a process, by a sample of pages that `chosen` draws.
 
-    Without ptrace read access only its sizes are known, and also where the kernel does not tell the
-    nodes of much of it. The sizes of an ended process are 0.
+    Only the sizes are known without ptrace read access, or if the kernel hides the nodes of much of
+    the memory. The sizes of an ended process are 0.
     """
     memory = resident_sizes(pid)
     try:
@@ -142,7 +141,7 @@ MemoryMapping = tuple[int, int, str]
 
 
 def mappings_in(maps: bytes, files: Mapping[bytes, str]) -> list[MemoryMapping]:
-    """Return the readable mappings that `maps` lists; `files`: kind of memory by device."""
+    """Return the readable mappings in a file `maps`; `files`: kind of memory by device."""
     mappings = []
     zero = CUDA_MAPPED if b" /dev/nvidia" in maps else SHARED
     for start, end, device, name in MAPPING.findall(maps):
@@ -156,17 +155,17 @@ def mappings_in(maps: bytes, files: Mapping[bytes, str]) -> list[MemoryMapping]:
 
 
 def wait_for_lock(pid: int) -> None:
-    """Wait for the lock of a process's memory, so that a signal can end the wait.
+    """Wait for the lock of a process's memory, in a way that a signal can end.
 
-    In move_pages(2) it cannot: a killed reader would stay as long as the process has the lock.
-    Source: kernel fs/proc/task_mmu.c `pagemap_read`.
+    A wait in move_pages(2) cannot be ended: a killed reader would stay as long as the process has
+    the lock. Source: kernel fs/proc/task_mmu.c `pagemap_read`.
     """
     with suppress(OSError):  # a kernel without CONFIG_PROC_PAGE_MONITOR, or no access
         read(f"/proc/{pid}/pagemap", 8)
 
 
 def _files_in_memory(pid: int) -> Mapping[bytes, str]:
-    """Return the kinds of memory without a file, by the device that `maps` has for them."""
+    """Return the kinds of memory without a file, by the device that `maps` shows for them."""
     kinds = {NO_DEVICE: ANONYMOUS, _memfd_device(): SHARED}
     for line in (content(f"/proc/{pid}/mountinfo") or b"").split(b"\n"):
         here, _, there = line.partition(b" - ")
@@ -193,8 +192,8 @@ def _draw(
 
     Raises OSError.
 
-    Each round draws a page from each of equal parts of all mappings. Pages that were never touched,
-    or are swapped, have no node: another round makes up for them.
+    Each round divides all mappings into equal parts and draws a page of each. Pages that were never
+    touched, or are swapped, have no node: another round makes up for them.
     """
     drawn: Counter[tuple[str, int]] = Counter()
     total = sum(end - start for start, end, _ in mappings) // PAGESIZE
@@ -220,7 +219,7 @@ def _draw(
         asked += parts
         if drawn.total() >= ENOUGH:
             break
-    most = drawn.total() + 2 * drawn.total() ** 0.5  # another sample might have found so many
+    most = drawn.total() + 2 * drawn.total() ** 0.5  # the most of another sample
     return drawn, most * total * PAGESIZE / asked if asked else 0.0
 
 

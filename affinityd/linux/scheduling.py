@@ -16,26 +16,26 @@ from affinityd.linux.files import content, text
 from affinityd.linux.processes import PROC
 from affinityd.text import MAX_COUNTER, whole_number
 
-TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
+TICKS = os.sysconf("SC_CLK_TCK")  #: ticks of the kernel's clock in a second
 NANOSECONDS = 10**9
 MICROSECONDS = 10**6
 
-STEAL = 7  #: its place among a CPU's numbers in /proc/stat
+STEAL = 7  #: place of `steal` among a CPU's numbers in /proc/stat
 
 
 class ThreadTime(NamedTuple):
-    """Seconds of a thread since it began."""
+    """Seconds of a thread since it started."""
 
     ran: float
-    waited: float  #: it was runnable, and did not run
+    waited: float  #: seconds in which the thread was runnable, and did not run
 
 
 class Throttling(NamedTuple):
     """How long, and how often, a cgroup was throttled so far."""
 
     seconds: float = 0.0  #: summed over CPUs
-    periods: int = 0  #: of its limit, while it was active
-    used_up: int = 0  #: periods in which it used up its limit
+    periods: int = 0  #: periods of the limit in which the cgroup was active
+    used_up: int = 0  #: periods in which the cgroup used up its limit
 
 
 def thread_time(pid: int, tid: int, proc: str = PROC) -> ThreadTime | None:
@@ -59,9 +59,9 @@ def stolen_times(proc: str = PROC) -> Mapping[int, float]:
 
 
 def limiting_folders(membership: str, root: str = "/") -> list[str]:
-    """Return the folders of a process's cgroups that count how long they were throttled.
+    """Return the folders of a process's cgroups that count throttled time.
 
-    `membership`: the process's /proc/PID/cgroup. Its own cgroup comes first, then those above it.
+    `membership`: the process's /proc/PID/cgroup. Its own cgroup comes first, then the parents.
     """
     cgroups = Cgroups(membership, root)
     folders = (*cgroups.folders("cgroup", "cpu"), *cgroups.folders("cgroup2", ""))
@@ -69,10 +69,10 @@ def limiting_folders(membership: str, root: str = "/") -> list[str]:
 
 
 def throttling(folder: str) -> Throttling | None:
-    """Return how long and how often a cgroup was throttled: cpu.stat; None: not counted."""
+    """Return how long and how often a cgroup was throttled, by cpu.stat; None: not counted."""
     lines = (line.partition(" ") for line in text(f"{folder}/cpu.stat").split("\n"))
     numbers = {name: int(value) for name, _, value in lines if value.isdigit()}
-    # The time is summed over CPUs; of cgroups v1 and v2, and its unit.
+    # The throttled time, summed over CPUs: its name and unit in cgroups v1 and in v2.
     for name, unit in (("throttled_time", NANOSECONDS), ("throttled_usec", MICROSECONDS)):
         if name in numbers:
             periods = numbers.get("nr_periods", 0)

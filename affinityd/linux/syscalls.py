@@ -1,7 +1,7 @@
-"""System calls that Python has no function for: memory policies and pages, the end of a parent.
+"""System calls that Python has no function for: memory policies, pages' nodes, parent-death signal.
 
-Modes and nodes are as the kernel takes them. A failure is an OSError, also
-on machines and Pythons that cannot make the call at all.
+Modes and nodes are as the kernel takes them. A failure is an OSError, also on machines and Pythons
+that cannot make the call at all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 from array import array
 
-#: The number of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the
+#: The number of each call, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the
 #: syscall tables of arch/x86 and arch/powerpc. All of these machines are little-endian.
 SYSCALL_NUMBERS = {
     "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239, "move_pages": 279, "prctl": 157},
@@ -22,12 +22,12 @@ SYSCALL_NUMBERS = {
 
 MAX_NODES = 1024  #: the most of any kernel: CONFIG_NODES_SHIFT is at most 10
 MASK_BYTES = MAX_NODES // 8
-MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel reads one bit less
-MODE_FLAGS = 0b111 << 13  #: beside the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
-PREFERRED_MANY = 5  #: a mode since 5.15
+MASK_BITS = MAX_NODES + 1  #: the kernel reads one bit less than maxnode
+MODE_FLAGS = 0b111 << 13  #: flags: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
+PREFERRED_MANY = 5  #: mode number, since Linux 5.15
 NO_SUCH_NODE = "nonexistent, without memory, or outside Mems_allowed"
 
-NO_PAGE = -9999  #: the status of a page before the kernel has set one; no errno
+NO_PAGE = -9999  #: a page's status before the kernel has set one; no errno
 
 PR_SET_PDEATHSIG = 1  #: prctl(2)
 
@@ -35,8 +35,8 @@ PR_SET_PDEATHSIG = 1  #: prctl(2)
 def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
     """Set the calling thread's policy: an MPOL_* mode; without nodes there is no mask.
 
-    The kernel leaves out nodes without memory and those outside Mems_allowed, silently.
-    Raises OSError: EPERM (seccomp), EINVAL (no node is left, or the kernel has no such mode).
+    The kernel silently leaves out nodes without memory and those outside Mems_allowed. Raises
+    OSError: EPERM (seccomp), EINVAL (no node is left, or the kernel has no such mode).
     """
     if not nodes.issubset(range(MAX_NODES)):
         raise OSError(errno.EINVAL, NO_SUCH_NODE)
@@ -61,16 +61,16 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
 
 
 def nodes_of_pages(pid: int, addresses: array[int]) -> memoryview[int]:
-    """Return the nodes of pages, negative without a page, by move_pages(2). Raises OSError."""
+    """Return the node of each page by move_pages(2), negative for no page. Raises OSError."""
     status = bytearray(array("i", [NO_PAGE]) * len(addresses))
     _call("move_pages", pid, len(addresses), bytearray(addresses), 0, status, 0)
     return memoryview(status).cast("i")
 
 
 def end_with(parent: int) -> None:
-    """End when the parent has ended, even while a call hangs. Raises OSError."""
+    """End this process when its parent ends, even while a call hangs. Raises OSError."""
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before this call
+    if os.getppid() != parent:  # the parent ended before this call
         os._exit(0)
 
 
@@ -79,7 +79,7 @@ def _call(name: str, *arguments: int | bytearray) -> int:
     machine = os.uname().machine
     if (
         machine not in SYSCALL_NUMBERS or sys.maxsize < 1 << 32
-    ):  # a 32-bit process has other numbers
+    ):  # system calls of a 32-bit process have other numbers
         known = f"is known on {machine}, only on 64-bit {', '.join(SYSCALL_NUMBERS)}"
         raise OSError(errno.ENOSYS, f"no number of {name} {known}")
     try:

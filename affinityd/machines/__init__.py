@@ -44,7 +44,7 @@ BUSY = "dgx-a100-busy"  #: dgx-a100 with recorded processes, for a demonstration
 
 
 def load(name: str) -> Topology:
-    """Return a shipped machine, or that of a file NAME.json. Raises TreeError for another name."""
+    """Return a built-in machine, or that of a file NAME.json. Raises TreeError for another name."""
     if name.endswith(".json"):
         return _read(name)
     if name == BUSY:
@@ -152,14 +152,14 @@ def _nodes(facts: Mapping[str, Any], cores: Iterable[Core]) -> Iterator[NumaNode
             for other in parse_list(right):
                 distances[one][other] = distances[other][one] = distance
     for number in sorted(memory):
-        row = {**distances[number], number: 10}  # to itself: ACPI 6.5, §5.2.17 SLIT
+        row = {**distances[number], number: 10}  # to itself 10: ACPI 6.5, §5.2.17 SLIT
         yield NumaNode(number, memory[number], dict(sorted(row.items())))
     if any(core.node is None for core in cores):
         yield NumaNode(None)
 
 
 def _devices(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return every device with its group's fields, in PCI bus order; its path ends in itself."""
+    """Return every device with its group's fields, in PCI bus order; its path ends with it."""
     devices = []
     for group in groups:
         for facts in group["devices"]:

@@ -12,7 +12,7 @@ from affinityd.topology.model import Gpu
 
 @dataclass(frozen=True)
 class Options:
-    """How to plan; the defaults are the API's."""
+    """How to plan; defaults are those of the API."""
 
     mode: str = "node"
     scope: str = "node"
@@ -32,17 +32,17 @@ class Demand(NamedTuple):
     allowed: CpuSet  #: online ∩ cpuset − reserved
     unreserved: CpuSet  #: online − reserved
     options: Options = Options()
-    #: Logical CPUs that the ranks with a home node ask for together; missing: `options.cpus` each.
-    #: For a node without ranks, other processes of the job ask.
+    #: How many logical CPUs the ranks of a home node ask for together; missing: `options.cpus`
+    #: each. For a node without ranks, other processes of the job ask.
     together: Mapping[int | None, int] = {}
     #: Each rank's home node, for modes that divide its cores; None: the nearest.
     homes: tuple[int | None, ...] | None = None
-    others: CpuSet = frozenset()  #: CPUs of other plans: far ones among them are added last
+    others: CpuSet = frozenset()  #: CPUs of other plans: taken last as far CPUs
     cuts_cores: bool = False  #: ranks that share get as many CPUs as they ask for, not whole cores
 
 
 class PlanWarning(NamedTuple):
-    """A warning, by its stable code; `rank` None: about the whole plan."""
+    """A warning and its stable code; `rank` None: it is about the whole plan."""
 
     code: str
     message: str
@@ -53,7 +53,7 @@ class Widening(NamedTuple):
     """Why a rank has far CPUs: its home nodes had too few for its ranks' requests."""
 
     cpus: CpuSet  #: the added CPUs
-    at_home: int  #: the allowed logical CPUs of the home nodes, for all of their ranks
+    at_home: int  #: allowed logical CPUs of the home nodes, for all of their ranks
     asked: int  #: logical CPUs that these ranks asked for together
 
 
@@ -69,8 +69,8 @@ class RankPlan(NamedTuple):
     memory_node: int | None
     threads: int  #: physical cores ÷ the ranks that share them, at least 1
     reasons: tuple[str, ...]
-    widening: Widening | None = None  #: None: no CPU was added
-    is_own: bool = False  #: a launcher bound it to its CPUs, near or far
+    widening: Widening | None = None  #: None: no far CPU was added
+    is_own: bool = False  #: a launcher bound the rank to these CPUs, near or far
 
 
 class Plan(NamedTuple):

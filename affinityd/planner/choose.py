@@ -14,7 +14,8 @@ from affinityd.topology.model import Gpu, Topology
 
 MOST_RANKS = 256
 MOST_GPUS = 64
-#: For missing distances: a node's to itself, and SLIT's word for unreachable (ACPI 6.5, §5.2.17).
+#: For missing distances: that of a node to itself, and SLIT's value for unreachable (ACPI 6.5,
+#: §5.2.17).
 OWN_DISTANCE = 10
 FARTHEST = 255
 
@@ -31,14 +32,15 @@ def choose_gpus(
     """
     ranks = len(cpus_of_ranks)
     each = gpus_of_each(ranks, len(gpus), each)
-    # A smaller list is a smaller number, whose digits are the ranks'. Of two lists of a rank the
-    # one is smaller that has the first place in which they differ.
+    # A list of GPUs is written as a number whose digits are the ranks', so the smaller list is the
+    # smaller number. Of two lists of one rank the smaller has the earliest place that the other
+    # lacks.
     places = range(len(gpus))
     if each == 1:
         base = len(gpus)
     else:
         base = MOST_GPUS << len(gpus)
-    crowding = base**ranks  # more than any list
+    crowding = base**ranks  # more than the number of any list
     unit = crowding * (1 + ranks * ranks)  # more than all crowding
     costs = []
     for rank, distances in enumerate(_distances(topology, cpus_of_ranks, gpus)):
@@ -60,7 +62,7 @@ def choose_gpus(
 
 
 def deal_in_order(ranks: int, gpus: int, each: int | None) -> tuple[tuple[int, ...], ...]:
-    """Return the GPUs of each rank by its number; more ranks than GPUs are neighbors on them."""
+    """Return the GPUs of each rank, dealt in order; with too few GPUs, neighbors share one."""
     each = gpus_of_each(ranks, gpus, each)
     if ranks > gpus:
         return tuple((rank * gpus // ranks,) for rank in range(ranks))
@@ -72,7 +74,7 @@ def deal_in_order(ranks: int, gpus: int, each: int | None) -> tuple[tuple[int, .
 
 
 def gpus_of_each(ranks: int, gpus: int, each: int | None) -> int:
-    """Return how many GPUs each rank has; None: as many as there are for each. Raises as above."""
+    """Return how many GPUs each rank has, `each` or as many as there are. Raises as choose_gpus."""
     limits = (("ranks", ranks, MOST_RANKS), ("GPUs", gpus, MOST_GPUS))
     for noun, number, most in limits:
         if not 1 <= number <= most:
@@ -95,7 +97,7 @@ def _distances(
     factor = lcm(*(len(cpus) for cpus in cpus_of_ranks))
     distances = []
     for cpus in cpus_of_ranks:
-        cpus_on = {}  # node → how many of the rank's CPUs it has
+        cpus_on = {}  # node → how many of the rank's CPUs are on it
         for node in topology.nodes_with_cpus:
             cpus_on[node] = len(cpus & topology.cpus_of_node(node))
         distance_to = {}
@@ -114,14 +116,14 @@ def _distances(
 def _assign(costs: Sequence[Sequence[int]], *, most: int, crowding: int) -> list[int]:
     """Return the GPU of each row at the least cost, by successive shortest paths.
 
-    A GPU has at most so many rows, and each costs it `crowding` more than the one before. A path
-    adds a row to a GPU, moves another row from there to the next GPU, and so on. The paths are
-    Dijkstra's, with the costs of earlier paths as potentials: no reduced cost is negative.
+    A GPU has at most `most` rows, and each costs `crowding` more than the one before. A path adds a
+    row to a GPU, moves another row from there to the next GPU, and so on. The paths are Dijkstra's,
+    with the costs of earlier paths as potentials: no reduced cost is negative.
     """
     gpus = range(len(costs[0]))
     chosen: list[int] = []
     rows_on: list[list[int]] = [[] for _ in gpus]
-    moves: list[list[tuple[int, int]]] = [[] for _ in gpus]  # to each GPU: the cost, and the row
+    moves: list[list[tuple[int, int]]] = [[] for _ in gpus]  # for each GPU: cost, row
     potential = [0] * len(gpus)
     for row, of_row in enumerate(costs):
         reached = list(of_row)

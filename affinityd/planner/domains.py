@@ -20,7 +20,7 @@ from affinityd.topology.model import Core, Gpu, NumaNode, Topology, cpus_of
 K = TypeVar("K")
 RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
 Nodes = tuple[int | None, ...]  #: numbers of NUMA nodes: one, or several that are equally near
-#: The keys of a node's GPUs, the node's domain, and its block for each GPU.
+#: The keys of a node's GPUs, the node's domain, and each GPU's block.
 NodeBlocks = tuple[tuple[tuple[str, int], ...], Domain, tuple[Domain, ...]]
 
 
@@ -29,7 +29,7 @@ class RankGroup(NamedTuple):
 
     ranks: tuple[int, ...]
     domain: Domain
-    homes: Nodes  #: the home nodes of all of them; (): the domain is everywhere
+    homes: Nodes  #: home nodes of all ranks in the group; (): the domain is every allowed core
 
 
 def usable_cores(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
@@ -57,10 +57,10 @@ def nearest_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> l
 
 
 def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[int | None]:
-    """Return one home node for each rank, of the nearest, for modes that divide its cores.
+    """Return each rank's home node, one of its nearest, for modes that divide cores.
 
     Ranks without a choice are placed first; then the others in rank order, each on the tied node
-    that is home to the fewest so far, of these the lowest. `allowed` must hold an online CPU.
+    that is home to the fewest ranks so far, then on the lowest. `allowed` must hold an online CPU.
     """
     nearest = nearest_nodes(topology, gpus, allowed)
     ranks_at: Counter[int | None] = Counter()
@@ -77,14 +77,14 @@ def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list
 def domains_of(
     topology: Topology, homes: Collection[Nodes], allowed: CpuSet, *, scope: str, unique: bool
 ) -> dict[Nodes, Domain]:
-    """Return the domain of home nodes; `unique`: ranks of several domains must not overlap."""
+    """Return the domain of each group of home nodes; `unique`: no core is in two of them."""
     domains = {}
     if scope == "node" or not unique:
         find_domain = near_domain if scope == "node" else socket_domain
         for nodes in homes:
             domains[nodes] = find_domain(topology, nodes, allowed)
         return domains
-    # In each package the cores that are near to no home node are dealt to the near ones.
+    # In each package the cores that are near to no home node become partners of the near ones.
     taken = {*chain.from_iterable(homes)}
     near_cores = []
     partners = []
@@ -117,7 +117,7 @@ def near_domain(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
 
 
 def socket_domain(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
-    """Return the home nodes' cores, then those of their packages' other nodes, nearest first."""
+    """Return the home nodes' cores, then those of other nodes in their packages, nearest first."""
     at_home = chain.from_iterable(topology.node_cores[number] for number in homes)
     packages = {core.package for core in at_home}
     cores: list[Core] = []
@@ -129,12 +129,12 @@ def socket_domain(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
 def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
     """Deal partners round-robin to the near cores of their package."""
     bundles = []
-    bundles_of: dict[int | None, list[list[Core]]] = {}  # package → its bundles
+    bundles_of: dict[int | None, list[list[Core]]] = {}  # package → bundles of its near cores
     for core in near_cores:
         bundle = [core]
         bundles.append(bundle)
         bundles_of.setdefault(core.package, []).append(bundle)
-    dealt_in: Counter[int | None] = Counter()  # package → how many partners were dealt there
+    dealt_in: Counter[int | None] = Counter()  # package → how many partners have been dealt
     for core in partners:
         in_package = bundles_of.get(core.package)
         if in_package:
@@ -150,7 +150,7 @@ def best_first(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
 
 
 def restrict(domain: Domain, allowed: CpuSet) -> Domain:
-    """Return the part of a domain in a narrower cpuset; its remaining partners are dealt again."""
+    """Return a domain cut down to a narrower cpuset; the partners that remain are dealt again."""
     near_cores = usable_cores((bundle[0] for bundle in domain), allowed)
     partners = usable_cores(best_first(bundle[1:] for bundle in domain), allowed)
     return deal(near_cores, partners)
@@ -170,10 +170,10 @@ def positions(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:
 
 
 def shares_node(demand: Demand, mode: PlanMode) -> bool:
-    """Return whether a plan must keep to the blocks."""
+    """Return whether each GPU's ranks must stay in its block."""
     if demand.options.share != "auto" or not mode.shares_node:
         return mode.shares_node and demand.options.share == "node"
-    # Ranks on one GPU that need not have CPUs of their own divide more than its block.
+    # If ranks on one GPU may overlap, they divide more than its block.
     has_own_gpus = len({gpu.key for gpu in demand.gpus}) == len(demand.gpus)
     return demand.allowed == demand.unreserved and (mode.unique or has_own_gpus)
 
@@ -181,7 +181,7 @@ def shares_node(demand: Demand, mode: PlanMode) -> bool:
 def gpu_blocks(
     topology: Topology, demand: Demand, mode: PlanMode
 ) -> Mapping[tuple[str, int], Domain]:
-    """Return each GPU's block, within the demand's allowed CPUs, by its key.
+    """Return each GPU's block, within the demand's allowed CPUs, by the GPU's key.
 
     Balanced blocks keep as many cores as the smallest has. If a GPU may use none of its block, its
     node is divided again. A GPU is missing if its node has fewer allowed cores than GPUs.
@@ -199,8 +199,8 @@ def gpu_blocks(
         keep = min(sizes, default=None)
     block_of: dict[tuple[str, int], Domain] = {}
     for gpus, domain, cut in of_nodes:
-        # Whether to divide again must not depend on `keep`: jobs with another `balanced` must find
-        # the same blocks.
+        # The second division must not depend on `keep`: jobs with another `balanced` must find the
+        # same blocks.
         parts: Sequence[Domain] = ()
         if allowed == demand.unreserved:
             if all(cut):
@@ -221,7 +221,7 @@ def gpu_blocks(
 def _blocks_of_nodes(
     topology: Topology, scope: str, cut: Split, unreserved: CpuSet
 ) -> Sequence[NodeBlocks]:
-    """Return the blocks of every node, found once for all jobs."""
+    """Return the blocks of every node, computed once for all jobs."""
     gpus_at = positions((home,) for home in home_nodes(topology, topology.gpus, unreserved))
     domains = domains_of(topology, gpus_at, unreserved, scope=scope, unique=True)
     of_nodes = []
@@ -249,7 +249,7 @@ def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:
 def widen_domains(
     topology: Topology, demand: Demand, groups: Sequence[RankGroup], *, asked: int, divides: bool
 ) -> tuple[RankGroup, ...]:
-    """Return the groups, whose domains hold the CPUs that their ranks asked for, `asked` each.
+    """Return the groups, with domains that hold `asked` CPUs for each rank.
 
     A domain is filled with the nearest allowed cores that are in no other group's domain, after its
     own, until it holds enough or none are left. A domain with a core for each of its ranks stays as
@@ -288,9 +288,9 @@ def top_up_cores(
     *,
     asked: int,
 ) -> RankCores:
-    """Return the cores of a unique mode, where no rank lacks CPUs while allowed ones are idle.
+    """Return the cores of a unique mode: no rank lacks CPUs while allowed ones are idle.
 
-    A division may leave cores idle that one rank lacks: cores are not cut in two, and no group
+    A division may leave idle cores while a rank lacks some: cores are not cut in two, and no group
     takes cores of another's domain.
     """
     free = _free_cores(topology, demand, chain(*cores_of.values()))
@@ -319,7 +319,7 @@ def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> li
 def _take(
     free: list[Core], topology: Topology, demand: Demand, homes: Nodes, lack: int
 ) -> tuple[Core, ...]:
-    """Take the free cores nearest to home nodes, until they have so many CPUs, or all."""
+    """Take the free cores nearest to home nodes, until they have `lack` CPUs or all are taken."""
     cores: list[Core] = []
     if lack > 0:
         order = nearest_first(topology, homes)

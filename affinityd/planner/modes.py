@@ -17,11 +17,11 @@ Domain = tuple[Bundle, ...]
 
 
 class Position(NamedTuple):
-    """The part of a domain that is requested."""
+    """Which part of a domain is requested."""
 
-    rank: int  #: its number among the ranks that divide the domain, from 0
+    rank: int  #: the rank's number among those that divide the domain, from 0
     ranks: int  #: how many ranks divide it
-    quota: int  #: how many bundles each may have
+    quota: int  #: how many bundles a rank may have
     balanced: bool
 
 
@@ -44,12 +44,12 @@ def one_each(domain: Domain, position: Position) -> Domain:
 
 
 def contiguous(domain: Domain, position: Position) -> Domain:
-    """Each rank has the next `q` bundles."""
+    """Each rank has the next `quota` bundles."""
     return domain[position.rank * position.quota : (position.rank + 1) * position.quota]
 
 
 def interleaved(domain: Domain, position: Position) -> Domain:
-    """Each rank has every n-th bundle; balanced deals only as many as make the parts equal."""
+    """Each rank has every n-th bundle; `balanced` deals only as many as divide equally."""
     dealt = domain[: position.quota * position.ranks] if position.balanced else domain
     return dealt[position.rank :: position.ranks]
 
@@ -68,7 +68,7 @@ def one_cache(domain: Domain, position: Position) -> Domain:
 
 
 def every_nth_cache(domain: Domain, position: Position) -> Domain:
-    """Each GPU has every n-th LLC group, and at least one, which other GPUs may have, too."""
+    """Each GPU has every n-th LLC group, at least one; other GPUs may have the same."""
     caches = largest_caches_first(domain)
     its_caches = caches[position.rank :: position.ranks] or [one_cache(domain, position)]
     return tuple(chain.from_iterable(its_caches))
@@ -87,15 +87,15 @@ def largest_caches_first(domain: Domain) -> list[Domain]:
 
 
 class PlanMode(NamedTuple):
-    """A row of the table: every fact about a mode."""
+    """A row of the table: all that distinguishes a mode."""
 
     split: Split
-    scope: str | None = None  #: its own scope; the request's has no effect
-    everywhere: bool = False  #: its domain is every allowed core, not the home node's
+    scope: str | None = None  #: the mode's own scope, instead of the request's; None: the request's
+    everywhere: bool = False  #: the domain is every allowed core, not the home node's
     unique: bool = False  #: ranks never overlap
     shares: bool = False  #: ranks have all cores of their home nodes, however many ranks there are
-    shares_node: bool = False  #: uses `share`: with share=node each GPU has a block of its own
-    cut: Split = blocks  #: how the GPUs of a home node divide it into these blocks
+    shares_node: bool = False  #: with share=node each GPU has a block of its own
+    cut: Split = blocks  #: how the GPUs of a home node divide its cores into these blocks
     by_rank: bool = False  #: ranks that see the same GPUs divide by their numbers
     balances: bool = False  #: uses `balanced`
     counts: bool = True  #: uses `min_physical_cores` and `max_physical_cores`

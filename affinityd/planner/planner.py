@@ -15,16 +15,16 @@ from affinityd.planner.reasons import Reasons, too_few_cores, warnings
 from affinityd.topology.model import Core, Gpu, Topology
 from affinityd.topology.nearness import locality, near_nodes, vicinity
 
-#: The groups that were divided, with their own domains, before cores of others were added; the
-#: cores of every rank; and among which GPUs they were divided: "requested" or "node".
+#: The groups with their own domains, before cores of others were added; the cores of every rank;
+#: and the GPUs that divided them: "requested" or "node".
 Division = tuple[tuple[RankGroup, ...], RankCores, str]
 
 
 def plan(topology: Topology, demand: Demand) -> Plan:
     """Return the CPUs of every rank of a demand.
 
-    Raises UnsatisfiableError where a rank would have too few cores, or CPUs away from its GPU that
-    the options forbid.
+    Raises UnsatisfiableError if a rank would have too few cores, or far CPUs that the options
+    forbid.
     """
     if not demand.allowed:
         raise UnsatisfiableError(
@@ -40,7 +40,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
         far = [warning for warning in plan_warnings if warning.code in {"remote_home", "widened"}]
         if far:
             for warning in far:
-                if warning.rank == far[0].rank:  # if a rank is both, its last line counts
+                if warning.rank == far[0].rank:  # a rank with both warnings: its last line counts
                     why = warning.message
             raise UnsatisfiableError(f"strict: {why}; strict=false allows it")
     return Plan(ranks, share, plan_warnings)
@@ -48,7 +48,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
 
 def _divide_cores(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     options = demand.options
-    # A mode that does not count cores gives each rank one: the request can ask for no more.
+    # A mode that does not count cores gives each rank one, so a rank cannot ask for more.
     if options.cpus is None or not mode.widens:
         asked = 0
     elif mode.counts:
@@ -64,7 +64,8 @@ def _divide_cores(topology: Topology, demand: Demand, mode: PlanMode) -> Divisio
                 first_core = blocks[gpu][0][0]
                 block_groups.append(RankGroup(ranks, blocks[gpu], (first_core.node,)))
             in_blocks = dict(_split(block_groups, options, mode))
-            # Ranks that plan by themselves request share=node: only blocks keep them apart.
+            # Ranks that plan by themselves request share=node: only blocks keep them from
+            # overlapping.
             smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
             if options.share == "node" or smallest >= asked:
                 return tuple(block_groups), in_blocks, "node"
@@ -120,12 +121,12 @@ def _rank_plans(
     least = options.min_physical_cores if mode.counts else 1
     most = options.max_physical_cores if mode.counts else None
     cut: dict[int, tuple[Core, ...]] = {}
-    ranks_on: Counter[int] = Counter()  # how many ranks hold a core, by its lowest CPU
+    ranks_on: Counter[int] = Counter()  # core, by its lowest CPU → how many ranks have it
     for rank, cores in sorted(cores_of.items()):
         cut[rank] = cores[:most]
         ranks_on.update([core.cpus[0] for core in cut[rank]])
     group_of = domains.group_of_ranks(groups)
-    sets: dict[CpuSet, CpuSet] = {}  # most of 256 ranks have the same CPUs, and replies are kept
+    sets: dict[CpuSet, CpuSet] = {}  # equal sets are kept once: replies are cached
     for rank, cores in cut.items():
         if len(cores_of[rank]) < least:
             raise UnsatisfiableError(too_few_cores(demand, rank, cores_of, least))
@@ -158,7 +159,7 @@ def _rank_plans(
 def _widening(
     topology: Topology, demand: Demand, group: RankGroup, gpu: Gpu, cores: Iterable[Core]
 ) -> Widening | None:
-    """Return a rank's added far CPUs, and its group's request; None: there are none."""
+    """Return the far CPUs that a rank was given, and how many its group asked for; None: none."""
     options = demand.options
     if options.cpus is None:
         return None

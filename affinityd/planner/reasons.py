@@ -1,4 +1,4 @@
-"""The reasons for a rank's place, and the warnings for the caller of a plan."""
+"""Why each rank has its CPUs, and the warnings for the caller of a plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from affinityd.topology.nearness import MIXED, REMOTE, UNKNOWN
 
 
 class Reasons:
-    """Explains the places of one plan's ranks; common reasons are found once."""
+    """Explains each rank's CPUs in one plan; reasons that ranks have in common are found once."""
 
     def __init__(
         self, topology: Topology, demand: Demand, mode: PlanMode, cores_of: RankCores, share: str
@@ -34,7 +34,7 @@ class Reasons:
         self.mode = mode
         self.cores_of = cores_of
         self.share = share
-        #: How many ranks hold a core, by its lowest CPU.
+        #: Core, by its lowest CPU → how many ranks have it.
         self.ranks_on = Counter(core.cpus[0] for core in chain.from_iterable(cores_of.values()))
         #: Home nodes → the reasons that their ranks have in common.
         self.of_nodes: dict[Nodes, tuple[str, ...]] = {}
@@ -105,7 +105,7 @@ class Reasons:
                 yield f"{cause} leaves {count(spare, 'core')} of {node_name(home)} unused"
 
     def _out_of_reach(self, homes: Nodes) -> Iterator[str]:
-        """Yield which CPUs of the mode's domain may not be used."""
+        """Yield which CPUs of the mode's domain may not be used, and why."""
         topology = self.topology
         demand = self.demand
         if self.mode.everywhere:
@@ -124,7 +124,7 @@ class Reasons:
 
 
 def too_few_cores(demand: Demand, rank: int, cores_of: RankCores, least: int) -> str:
-    """Return the line for a rank with fewer cores than it must have, and the possible number."""
+    """Return the error for a rank with fewer cores than requested, with the possible number."""
     smallest = min(len(cores) for cores in cores_of.values())
     if smallest:
         could = f"min_physical_cores={smallest} would work"
@@ -153,7 +153,7 @@ def warnings(
     for name, is_used in used.items():
         value = getattr(options, name)
         if not is_used and value != getattr(defaults, name):
-            shown = str(value).lower()  # a boolean as it is written
+            shown = str(value).lower()  # `true` or `false`, as users write it
             yield PlanWarning(
                 "parameter_ignored", f"{name}={shown} has no effect in mode {options.mode}"
             )
@@ -175,7 +175,7 @@ def warnings(
         if rank.cpus <= topology.slow:
             message = f"all its cores are of a slower kind than CPUs {format_list(fast)}"
             yield PlanWarning("slow_cores", f"rank {rank.rank}: {message}", rank.rank)
-    # With share=node the ranks on other GPUs, which plan by themselves, use the rest.
+    # With share=node, ranks on other GPUs plan by themselves and use the rest.
     if options.cpus is not None and not mode.everywhere and share != "node":
         nearest = nearest_nodes(topology, demand.gpus, demand.allowed)
         homes = {*demand.together}.union(*nearest)
@@ -190,7 +190,7 @@ def warnings(
 def _warn_of_rank(
     rank: RankPlan, mode: PlanMode, entries: int, asked: int | None, share: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield codes and messages about a rank; `entries`: how many ranks have its GPU."""
+    """Yield codes and messages about a rank; `entries`: how many ranks use its GPU."""
     gpu = rank.gpu
     home = node_name(rank.home_node)
     wide = rank.widening

@@ -1,8 +1,8 @@
-"""CPUs that are a process's own: the deal of a Slurm step, and a mode's choice within them. Pure.
+"""CPUs of one process alone: the deal of a Slurm step, and a mode's choice within them. Pure.
 
 A slice is the CPUs that Slurm bound one task to. Slurm gives out slices without regard to where a
-task's GPU is. The tasks exchange CPUs, so that each has as many as before, all its own, and as many
-near its GPUs as can be. docs/slurm.md has the rule, "What each task gets".
+task's GPU is. The tasks exchange CPUs, so that each has as many as before, shared with no other
+task, and as many near its GPUs as can be. docs/slurm.md has the rule, "What each task gets".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from affinityd.text import count
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN, locality, vicinity
 
-#: Whether the CPUs are only a part of a core, the core's CPUs, and those in the pool.
+#: Whether the CPUs are only a part of a core; the core's CPUs; those of them in the pool.
 Part = tuple[bool, tuple[int, ...], tuple[int, ...]]
 
 
@@ -32,8 +32,8 @@ def deal(
     """Return the CPUs of each task of a step, in task order.
 
     `slices` are disjoint sets of online CPUs. `near` are the CPUs near each task's GPUs; None: not
-    known, or the slice stays for another reason. `cores` are the machine's, in order. CPUs that are
-    `fixed` do not change hands.
+    known, or the slice must stay for another reason. `cores` are the machine's, in order. CPUs that
+    are `fixed` are not exchanged.
     """
     is_whole = _are_whole(slices, cores)
     if is_whole:
@@ -46,7 +46,7 @@ def deal(
     dealt = tuple(exchange.dealt)
     if not is_whole or _are_whole(dealt, cores):
         return dealt
-    # Cores may differ in size, as where a CPU is offline: tasks with smaller cores keep their
+    # Cores may differ in size, for example if a CPU is offline: tasks with smaller cores keep their
     # slices.
     largest = max(len(core.cpus) for core in cores)
     small = cpus_of(core for core in cores if len(core.cpus) < largest)
@@ -68,17 +68,17 @@ class _Exchange:
         self.slices = slices
         self.fixed = fixed
         self.dealt = list(slices)
-        #: The near CPUs of each task that takes part, in task order.
+        #: The near CPUs of each task that exchanges CPUs, in task order.
         self.near: dict[int, CpuSet] = {}
         for task, cpus in enumerate(slices):
             near_cpus = near[task]
             if near_cpus is not None and not cpus - fixed <= near_cpus:
                 self.near[task] = near_cpus
         self.pool: set[int] = set()
-        self.left: list[int] = []  #: the tasks that take single cores
+        self.left: list[int] = []  #: tasks that take single cores from the pool
 
     def take_slices(self) -> None:
-        """Give each task without a near CPU the first whole slice that is near and as large."""
+        """Give each task without a near CPU the first slice of the same size that is near."""
         apart = []
         for task, near_cpus in self.near.items():
             cpus = self.slices[task]
@@ -94,7 +94,7 @@ class _Exchange:
                     break
 
     def put_in(self, cores: Sequence[Core]) -> None:
-        """Collect what was not taken; each remaining task keeps its near part."""
+        """Put slices not taken into the pool; each remaining task keeps its near part."""
         for task in self.near:
             self.pool |= self.slices[task] - self.fixed
         for task, near_cpus in self.near.items():
@@ -104,7 +104,7 @@ class _Exchange:
                 self.left.append(task)
                 self.dealt[task] = self.slices[task] & (near_cpus | self.fixed)
                 self.pool -= self.dealt[task]
-        #: NUMA node → its cores' parts in the pool, the best first.
+        #: NUMA node → its parts of cores in the pool, the best first.
         self.parts: dict[int | None, list[Part]] = {}
         for core in cores:
             cpus = tuple(cpu for cpu in core.cpus if cpu in self.pool)
@@ -190,10 +190,10 @@ def plan_within(
 ) -> Plan:
     """Plan a process that has these CPUs for itself: the mode chooses within them.
 
-    `ranks` are the numbers of its GPUs' ranks, maybe all the same; (): from 0 on. `because` is the
-    reason for these CPUs; `remedy` says how to get others where none is near.
+    `ranks` are the numbers of its GPUs' ranks, maybe all the same; (): numbered from 0. `because`
+    is the reason for these CPUs; `remedy` says how to get others if none is near.
 
-    Raises UnsatisfiableError where `min_physical_cores` or `strict` cannot hold.
+    Raises UnsatisfiableError if `min_physical_cores` or `strict` cannot hold.
     """
     mode = MODES[options.mode]
     near = vicinity(topology, gpus)

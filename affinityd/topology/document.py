@@ -1,8 +1,8 @@
-"""A topology in JSON, for /topology, `affinityd topology --json` and node.json, and back.
+"""A topology as JSON, for /topology, `affinityd topology --json` and node.json, and back.
 
 Values that follow from others (online, packages, a node's cpulist, a NIC's nearness) are there for
 readers: `from_document` ignores them. node.json is published beside the daemon's socket for clients
-that run after the daemon.
+that run while no daemon does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NodeDocument:
     distances: Mapping[int, int]  #: node number → SLIT distance
 
 
-@dataclass  # a frozen one would take twice as long to make, and there are thousands
+@dataclass  # frozen takes twice as long to construct, and there are thousands
 class CoreDocument:
     """A physical core, and its online CPUs; `llc` is the lowest CPU of its LLC group."""
 
@@ -47,12 +47,12 @@ class CoreDocument:
     package: int | None
     die: int | None
     llc: int
-    is_slow: bool | None = left_out()  #: true: others here are of a faster kind
+    is_slow: bool | None = left_out()  #: whether other cores here are of a faster kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class NicDocument(Nic):
-    """A network or InfiniBand adapter, and how near it is to each GPU, by its PCI bus id."""
+    """A network or InfiniBand adapter, and its nearness to each GPU, by the GPU's PCI bus id."""
 
     nearness: Mapping[str, str]
 
@@ -69,7 +69,7 @@ class TopologyDocument:
     cores: Sequence[CoreDocument]
     gpus: Sequence[Gpu]
     nics: Sequence[NicDocument]
-    notices: Sequence[str]  #: parts that could not be read, for people
+    notices: Sequence[str]  #: parts of the machine that could not be read, as sentences
 
 
 @dataclass(frozen=True)
@@ -153,25 +153,25 @@ def from_document(document: TopologyDocument) -> Topology:
 
 
 def _nic(described: NicDocument) -> Nic:
-    """Return a NIC without the value that its document adds."""
+    """Return a NIC without the fields that NicDocument adds."""
     return Nic(**{field.name: getattr(described, field.name) for field in fields(Nic)})
 
 
 VERSION = 1
-BOOT_ID = "/proc/sys/kernel/random/boot_id"  #: random(4): it changes at each boot
+BOOT_ID = "/proc/sys/kernel/random/boot_id"  #: random(4): the id changes at each boot
 
 
 @dataclass(frozen=True)
 class NodeFileHead:
-    """The fields that decide whether to read the rest."""
+    """The fields that decide whether the rest is read."""
 
     version: int
-    boot_id: str | None  #: of the machine, until it is booted again; None: a sandbox hides it
+    boot_id: str | None  #: the machine's, until its next boot; None: a sandbox hides it
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """The daemon's settings that count for a plan."""
+    """The daemon's settings that affect a plan."""
 
     reserved_cpus: CpuList
     switch: str = config.ON  #: an earlier release does not write it
@@ -208,7 +208,7 @@ def read_node(path: Path) -> Node:
     here = text(BOOT_ID)
     if head.version != VERSION:
         raise ValueError(f"{path.name} is of version {head.version}, not {VERSION}")
-    if head.boot_id and here and head.boot_id != here:  # a sandbox may hide one of them
+    if head.boot_id and here and head.boot_id != here:  # a sandbox may hide either of them
         raise ValueError(f"{path.name} is another machine's, or from before this one was booted")
     file = decode(NodeFile, data, path.name)
     if file.generation < 1:

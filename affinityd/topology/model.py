@@ -1,6 +1,6 @@
-"""The parts of a machine, frozen, and the questions of the planner.
+"""The parts of a machine, frozen, and what the planner asks of them.
 
-This folder reads no file: discovery makes a Topology, the other folders use it.
+This folder reads no file of the machine: discovery makes a Topology, the other folders use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PHB = "PHB"
 NODE = "NODE"
 SYS = "SYS"
 LINKS = (PIX, PXB, PHB, NODE, SYS)
-ON_SWITCH = (PIX, PXB)  #: beneath one PCI switch
+ON_SWITCH = (PIX, PXB)  #: GPU and NIC are beneath one PCI switch
 
 
 class Core(NamedTuple):
@@ -41,7 +41,7 @@ class Core(NamedTuple):
     package: int | None  #: physical_package_id
     die: int | None  #: die_id
     llc: int  #: the lowest CPU of the core's LLC group: the group's name
-    is_slow: bool = False  #: others here are of a faster kind
+    is_slow: bool = False  #: whether other cores are of a faster kind
 
 
 def cpus_of(cores: Iterable[Core]) -> CpuSet:
@@ -65,7 +65,7 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class MigInstance:
-    """A slice of an NVIDIA GPU, at the place of that GPU."""
+    """A part of an NVIDIA GPU; its place is the GPU's."""
 
     uuid: str
 
@@ -78,31 +78,31 @@ GpuKey = tuple[str, int]
 class Gpu:
     """An accelerator, numbered as its vendor numbers it."""
 
-    index: int  #: per vendor: NVML's, KFD's, else PCI bus order
+    index: int  #: counted per vendor, in the order of NVML or KFD, else of PCI bus ids
     vendor: str  #: "nvidia", "amd", "huawei", else the PCI vendor's four hex digits
     pci_bus_id: str  #: 0000:07:00.0, lower case
     numa_node: int | None  #: None: unknown
-    numa_source: str | None = None  #: its source, for a plan's reasons
+    numa_source: str | None = None  #: how its NUMA node was found, for a plan's reasons
     uuid: str | None = None
     minor: int | None = None  #: of /dev/nvidiaN, /dev/accel/accelN
     render_minor: int | None = None  #: of /dev/dri/renderDN
     model: str | None = None
     pci_id: str | None = None  #: vendor:device, 10de:20b0
-    pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
+    pci_path: tuple[str, ...] = ()  #: from the host bridge down to the device, parents first
     mig: tuple[MigInstance, ...] = ()
-    is_divided: bool = False  #: into MIG instances, whose UUIDs are not known without NVML
+    is_divided: bool = False  #: into MIG instances; without NVML their UUIDs are unknown
 
     @property
     def key(self) -> GpuKey:
-        """Its unique name on its machine: all partitions of a GPU have one PCI bus id."""
+        """A unique name on its machine; the PCI bus id is the same for all partitions."""
         return self.vendor, self.index
 
     @property
     def device_files(self) -> tuple[str, ...]:
-        """Its device files, by their numbers: minor:0 is /dev/nvidia0."""
+        """The names of its device files, by their numbers: minor:0 is /dev/nvidia0."""
         kind = DEVICE_FILES.get(self.vendor)
         number = self.minor
-        if self.vendor == HUAWEI:  # Huawei's driver numbers them in bus order
+        if self.vendor == HUAWEI:  # Huawei's driver numbers GPUs in bus order
             number = self.index
         files = []
         if kind and number is not None:
@@ -113,7 +113,7 @@ class Gpu:
 
     @property
     def container_names(self) -> tuple[str, ...]:
-        """Its names in containers: device files, UUIDs, PCI bus id."""
+        """The GPU's names in containers: device files, UUIDs, PCI bus id."""
         uuids = (instance.uuid for instance in self.mig)
         return (*self.device_files, *filter(None, [self.uuid]), self.pci_bus_id, *uuids)
 
@@ -122,16 +122,16 @@ class Gpu:
 class RdmaPort:
     """A port of an RDMA device: InfiniBand, RoCE, EFA or Slingshot."""
 
-    device: str  #: as libraries call it: mlx5_2, rdmap16s27, cxi0
+    device: str  #: the name for libraries: mlx5_2, rdmap16s27, cxi0
     number: int  #: from 1
     is_active: bool
     gbps: int | None = None  #: gigabits per second; None: the machine does not say
     link_layer: str | None = None  #: "InfiniBand", "Ethernet", SLINGSHOT; None: EFA's
-    netdev: str | None = None  #: its network interface; None: none, or not known
+    netdev: str | None = None  #: name of its network interface; None: none, or not known
 
     @property
     def has_verbs(self) -> bool:
-        """Whether libraries of verbs use it."""
+        """Whether libraries of verbs (libibverbs) use it."""
         return self.link_layer != SLINGSHOT
 
 
@@ -142,12 +142,12 @@ class Nic:
     pci_bus_id: str
     numa_node: int | None
     kind: str  #: "ethernet", "infiniband", "network"
-    names: tuple[str, ...] = ()  #: its interfaces: mlx5_0, ib0
+    names: tuple[str, ...] = ()  #: names of its interfaces: mlx5_0, ib0
     pci_path: tuple[str, ...] = ()
-    ports: tuple[RdmaPort, ...] = ()  #: of its RDMA devices
-    physical: str | None = None  #: of a virtual function: the PCI bus id of the physical one
+    ports: tuple[RdmaPort, ...] = ()  #: ports of its RDMA devices
+    physical: str | None = None  #: for a virtual function: PCI bus id of the physical function
     bond: str | None = None  #: the bond that its interfaces are in
-    numa_source: str | None = None  #: the source of its node
+    numa_source: str | None = None  #: how its NUMA node was found
 
 
 @dataclass(frozen=True)
@@ -160,14 +160,14 @@ class Topology:
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
     possible: CpuSet = frozenset()
-    notices: tuple[str, ...] = ()  #: parts that could not be read, for people
+    notices: tuple[str, ...] = ()  #: parts of the machine that could not be read, as sentences
 
     def __hash__(self) -> int:
-        """Hash the name alone: caches of functions of a topology find it by its identity."""
+        """Hash by name: caches of functions of a topology find it by its identity."""
         return hash(self.name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the fields alone: other threads may be filling the caches meanwhile."""
+        """Pickle only the fields: other threads may be filling the caches meanwhile."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
@@ -187,7 +187,7 @@ class Topology:
 
     @cached_property
     def node_cores(self) -> Mapping[int | None, tuple[Core, ...]]:
-        """Node number → its cores, in order; a node without CPUs has none."""
+        """Node number → cores of the node, in order; none for a node without CPUs."""
         cores_of: dict[int | None, list[Core]] = {number: [] for number in self.node_of}
         for core in self.cores:
             if core.node in cores_of:
@@ -196,7 +196,7 @@ class Topology:
 
     @property
     def has_several_vendors(self) -> bool:
-        """Whether GPUs are of several vendors, each of which counts its own from 0."""
+        """Whether there are GPUs of several vendors, each of which counts its own from 0."""
         return len({gpu.vendor for gpu in self.gpus}) > 1
 
     @cached_property
@@ -217,13 +217,13 @@ class Topology:
 
     @cached_property
     def vendor(self) -> str | None:
-        """The vendor whose GPUs an index means: that of the first GPU; None without GPUs."""
+        """The vendor whose GPUs a plain index means: the first GPU's; None without GPUs."""
         return self.gpus[0].vendor if self.gpus else None
 
     @cached_property
     def gpu_memory_nodes(self) -> frozenset[int]:
-        """The nodes that are memory of GPUs, as on Grace; others without CPUs are CXL memory."""
-        # A Grace shares the memory of such models: NVIDIA GH200 120GB, NVIDIA GB300.
+        """The nodes that are GPU memory, as on Grace; other nodes without CPUs are CXL memory."""
+        # Models that share their memory with a Grace CPU: NVIDIA GH200 120GB, NVIDIA GB300.
         if not any(re.search(r"\bG[BH]\d00\b", gpu.model or "") for gpu in self.gpus):
             return frozenset()
         return frozenset(self.nodes_with_memory).difference(self.nodes_with_cpus)
@@ -245,14 +245,14 @@ class Topology:
     def nearest(
         self, start: int | None, candidates: Collection[int | None]
     ) -> tuple[int | None, ...]:
-        """Return the candidates nearest to a node, itself if it is one; for None all of them."""
+        """Return the candidates nearest to a node, maybe itself; for None all of them."""
         if start is not None and start in candidates:
             return (start,)
         least = min(self.distance(start, candidate) for candidate in candidates)
         return tuple(number for number in candidates if self.distance(start, number) == least)
 
     def memory_nodes(self, home: int | None) -> tuple[int | None, ...]:
-        """Return the home node, or, if it has no memory, the nearest with memory.
+        """Return the home node, or, if it has no memory, the nearest nodes with memory.
 
         A node without CPUs may be a GPU's memory, as on Grace: it counts only if no other node has
         memory.
@@ -275,7 +275,7 @@ class Topology:
                 break
             shared += 1
         below = max(len(gpu.pci_path), len(nic.pci_path)) - shared
-        if shared > 1:  # below one PCI bridge or switch, whose ports are the bridges on both sides
+        if shared > 1:  # both are below one PCI bridge; a switch is a bridge for each of its ports
             return PIX if below <= 2 else PXB  # noqa: PLR2004
         if shared == 1:
             return PHB
@@ -286,15 +286,15 @@ class Topology:
 
 @dataclass(frozen=True)
 class Node:
-    """The node that plans are made on; replaced, never changed."""
+    """The node that plans are made on; never changed, but replaced by a new object."""
 
     topology: Topology
     reserved: CpuSet = frozenset()
     generation: int = 1
-    replayed: bool = False  #: it is another machine than this one
+    replayed: bool = False  #: whether the machine is another than this one
     switch: str = ON  #: the node's AFFINITYD
 
-    __eq__ = object.__eq__  # comparing fields would compare two machines, core by core
+    __eq__ = object.__eq__  # comparing by fields would compare two machines core by core
     __hash__ = object.__hash__
 
     @cached_property
@@ -303,7 +303,7 @@ class Node:
         return self.topology.online - self.reserved
 
 
-Keys = Mapping[GpuKey, GpuKey]  #: of GPUs now → before the machine was read again
+Keys = Mapping[GpuKey, GpuKey]  #: key of a GPU now → its key before the machine was read again
 
 
 def keys_before(before: Topology, now: Topology) -> Keys:
@@ -317,8 +317,10 @@ def keys_before(before: Topology, now: Topology) -> Keys:
     keys: dict[GpuKey, GpuKey] = {}
     for gpu in now.gpus:
         same = [other.key for other in before.gpus if is_same(gpu, other)]
-        same = [key for key in same if key not in keys.values()]  # one GPU may be several parts now
-        if gpu.key in same:  # the parts of a GPU have one address
+        same = [
+            key for key in same if key not in keys.values()
+        ]  # a GPU may be several partitions now
+        if gpu.key in same:  # partitions of a GPU have one address
             keys[gpu.key] = gpu.key
         elif same:
             keys[gpu.key] = same[0]

@@ -1,6 +1,6 @@
 """Near and far: the CPUs and memory near GPUs, the locality of CPUs, and why some are far. Pure.
 
-Plans, `verify`, audit, metrics and pictures take these words from here.
+Plans, `verify`, audit, metrics and pictures use the words defined here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ LOCAL = "local"  #: all CPUs are near
 MIXED = "mixed"  #: some are
 REMOTE = "remote"  #: none is
 UNKNOWN = "unknown"  #: the machine does not say where the GPU is
-UNPINNED = "unpinned"  #: of a running process: it may use every online CPU, and some are far
-LOCALITIES = (LOCAL, MIXED, REMOTE, UNKNOWN)  #: of plans, best to worst
+UNPINNED = "unpinned"  #: only of a running process: it may use every online CPU, and some are far
+LOCALITIES = (LOCAL, MIXED, REMOTE, UNKNOWN)  #: localities of plans, best to worst
 PLACEMENTS = (LOCAL, MIXED, REMOTE, UNPINNED, UNKNOWN)  #: of running processes
 #: Placements of a thread that may run far from its GPUs.
 FAR_PLACEMENTS = (MIXED, REMOTE, UNPINNED)
 
 #: Why a process may run far from its GPUs, besides UNPINNED.
 ALLOCATION = "allocation"  #: its cpuset has no near CPU, or fewer than its job asked for
-MASK = "mask"  #: its cpuset has near CPUs, its mask far ones
+MASK = "mask"  #: its cpuset has near CPUs, but its mask has far ones
 CAUSES = (ALLOCATION, MASK, UNPINNED)
 
 
 def gpu_numbers(gpus: Sequence[Gpu], *, with_vendor: bool) -> str:
-    """Return GPUs' indices, `0-1`; with vendors `amd 0+intel 0`, as each vendor counts from 0."""
+    """Return GPU indices, `0-1`; with vendors `amd 0+intel 0`: each vendor counts from 0."""
     if not with_vendor:
         return format_list(gpu.index for gpu in gpus)
     indices: dict[str, list[int]] = {}
@@ -46,17 +46,17 @@ def name_gpus(gpus: Sequence[Gpu], *, with_vendor: bool) -> str:
 
 @dataclass(frozen=True)
 class Vicinity:
-    """The CPUs and memory near GPUs: near any one of them."""
+    """The CPUs and memory near a set of GPUs: near any of them."""
 
     gpus: tuple[Gpu, ...]
     nodes: tuple[int | None, ...]  #: the NUMA nodes of the near CPUs; (): unknown
     cpus: CpuSet
-    memory: frozenset[int]  #: the nodes whose memory is near
-    far_memory: frozenset[int]  #: the other nodes of the host, without GPUs' memory
-    with_vendor: bool = False  #: whether GPUs' names need the vendor: the machine has several
+    memory: frozenset[int]  #: nodes whose memory is near
+    far_memory: frozenset[int]  #: other nodes of the host that are not GPU memory
+    with_vendor: bool = False  #: whether GPU names include the vendor, as the machine has several
 
     def __str__(self) -> str:
-        """Return the GPUs' places: `GPU 0 is on node 3`."""
+        """Return where the GPUs are: `GPU 0 is on node 3`."""
         unknown = [gpu for gpu in self.gpus if gpu.numa_node is None]
         gpus = unknown or self.gpus
         names = name_gpus(gpus, with_vendor=self.with_vendor)
@@ -67,7 +67,7 @@ class Vicinity:
         return f"{names} {verb} on {several('node', nodes)}"
 
     def part_of(self, cpuset: CpuSet | None) -> str:
-        """Return how many near CPUs a cpuset with too few of them has."""
+        """Describe how many near CPUs a cpuset with too few of them has."""
         there = len((cpuset or frozenset()) & self.cpus)
         if there == 0:
             return "no CPU"
@@ -77,9 +77,9 @@ class Vicinity:
 def near_nodes(topology: Topology, gpu: Gpu) -> tuple[int | None, ...]:
     """Return the nodes whose CPUs are near a GPU, in order; (): its place is not known.
 
-    Its own node is near. If that has no online CPU, all nodes with CPUs that are nearest to it are
-    near, whichever of them a process may use. If only one node has CPUs, it is near every GPU,
-    unless the kernel hides the nodes.
+    The GPU's own node is near. If that node has no online CPU, all nodes with CPUs that are nearest
+    to it are near, whichever of them a process may use. If only one node has CPUs, it is near every
+    GPU, unless the kernel hides the nodes.
     """
     if topology.hides_nodes:
         return ()
@@ -94,7 +94,7 @@ def near_nodes(topology: Topology, gpu: Gpu) -> tuple[int | None, ...]:
 def vicinity(
     topology: Topology, gpus: Sequence[Gpu], memory_nodes: Iterable[int | None] = ()
 ) -> Vicinity:
-    """Return the vicinity of GPUs, and of `memory_nodes`; it is empty if one's place is unknown."""
+    """Return the vicinity of GPUs, and of `memory_nodes`; empty if the place of any is unknown."""
     near: set[int | None] = set()
     for gpu in gpus:
         nodes_of_gpu = near_nodes(topology, gpu)
@@ -104,7 +104,7 @@ def vicinity(
         near.update(nodes_of_gpu)
     nodes = tuple(node for node in topology.nodes_with_cpus if node in near)
     homes = set(memory_nodes).union(*map(topology.memory_nodes, nodes))
-    plain = topology.nodes_with_memory  # CXL memory is near the CPUs that are nearest to it
+    plain = topology.nodes_with_memory  # CXL memory is near the CPUs that are closest to it
     for node in set(plain).difference(topology.nodes_with_cpus, topology.gpu_memory_nodes):
         if not near.isdisjoint(topology.nearest(node, topology.nodes_with_cpus)):
             homes.add(node)
@@ -133,7 +133,7 @@ def locality(near: Vicinity, cpus: CpuSet) -> str:
 
 
 def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
-    """Return where a process with a mask may run, by its online CPUs: one of PLACEMENTS."""
+    """Return where a process with a mask may run, by the mask's online CPUs: one of PLACEMENTS."""
     where = locality(near, mask & topology.online)
     if where == MIXED and mask >= topology.online:
         return UNPINNED
@@ -148,8 +148,8 @@ def cause_of(
 ) -> str | None:
     """Return why masks are far, one of CAUSES; None: none is far.
 
-    The process may use `cpuset`. `widened` are the CPUs, near and far, that it was given because it
-    asked for more than are near; None: unknown, or it did not.
+    The process may use `cpuset`. `widened` are the CPUs, near and far, that the process has because
+    it asked for more than are near; None: unknown, or it did not.
     """
     far = [mask for mask, place in placements.items() if place in FAR_PLACEMENTS]
     if not far:

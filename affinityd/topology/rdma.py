@@ -1,4 +1,4 @@
-"""Which RDMA devices are best for each GPU: the nearest, divided as NCCL divides them. Pure.
+"""The best RDMA devices for each GPU: the nearest, divided as NCCL divides them. Pure.
 
 Source of the division: NCCL 2.30, src/graph/topo.cc, ncclTopoGetLocalNetType.
 """
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from affinityd.topology.model import LINKS, Gpu, Nic, RdmaPort, Topology
 
 GpuKey = tuple[str, int]
-_PUNCTUATION = str.maketrans("_.-", "000")  #: of a device's name
+_PUNCTUATION = str.maketrans("_.-", "000")  #: punctuation that a device's name may have
 
 
 class NearNic(NamedTuple):
-    """A port of an RDMA device, as a GPU sees it."""
+    """A port of an RDMA device, as seen from a GPU."""
 
     nic: Nic
     port: RdmaPort
@@ -26,24 +26,24 @@ class NearNic(NamedTuple):
 class GpuNics(NamedTuple):
     """The RDMA devices for a GPU."""
 
-    nearest: tuple[NearNic, ...] = ()  #: all of the nearest, best first
-    own: int = 0  #: how many of them are the GPU's own part
+    nearest: tuple[NearNic, ...] = ()  #: all of the nearest devices, best first
+    own: int = 0  #: how many of the nearest are this GPU's own part
 
     def best(self, number: int | None = None) -> tuple[NearNic, ...]:
-        """Return so many of the nearest; None: the GPU's own part."""
+        """Return the nearest devices, `number` of them; None: the GPU's own part."""
         return self.nearest[: self.own if number is None else number]
 
 
 @lru_cache(maxsize=4)
 def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
-    """Return the RDMA devices of every GPU; none where the machine has no active port.
+    """Return the RDMA devices of every GPU; empty if the machine has no active port.
 
     Of ports with the nearest link, the fastest come first. GPUs that are equally near to the same
     ports begin at different ones, and no GPU takes more than its part.
     """
     ports = usable_ports(topology.nics)
     nearest: dict[GpuKey, Sequence[NearNic]] = {}
-    alike: dict[tuple[RdmaPort, ...], list[Gpu]] = {}  # the fastest of the nearest → their GPUs
+    alike: dict[tuple[RdmaPort, ...], list[Gpu]] = {}  # fastest nearest ports → GPUs
     for gpu in topology.gpus:
         by_link: dict[str, list[NearNic]] = {link: [] for link in LINKS}
         for nic, port in ports:
@@ -71,7 +71,7 @@ def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
     """Return the ports by the names of verbs libraries, mlx5_2:1, each once; Slingshot has none."""
     names: dict[str, None] = {}
     for _, port, _ in nics:
-        # Other names do not fit a list of a library, or a shell.
+        # Other names would break a library's list, or a shell.
         is_plain = port.device.isascii() and port.device.translate(_PUNCTUATION).isalnum()
         if port.has_verbs and is_plain:
             names[f"{port.device}:{port.number}"] = None
@@ -105,13 +105,13 @@ def _is_bond(nic: Nic, port: RdmaPort) -> bool:
 
 
 def _places(gpus: Sequence[Gpu]) -> Iterator[int]:
-    """Yield where each GPU begins: at its number, as in NCCL, or at its place if two collide."""
+    """Yield where each GPU begins: at its index, as in NCCL, or at its position if two collide."""
     numbers = [gpu.index % len(gpus) for gpu in gpus]
     yield from numbers if len(set(numbers)) == len(gpus) else range(len(gpus))
 
 
 def _divided(nearest: Sequence[NearNic], fastest: int, place: int, gpus: int) -> GpuNics:
-    """Return the devices of the GPU at a place: its part of the fastest ones first."""
+    """Return the devices of the GPU at a position: its part of the fastest ones first."""
     if not nearest:
         return GpuNics()
     if fastest & (fastest - 1) == 0:  # a power of two: the order of the place's bits is reversed

@@ -1,4 +1,4 @@
-"""A machine for people: names, amounts, packages with their NUMA nodes, and a tree of lines."""
+"""Words about a machine: names, amounts, packages with their NUMA nodes, and a tree of lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def node_label(number: int | None, packages: Collection[int]) -> str:
 
 
 def devices_at(topology: Topology, number: int | None) -> tuple[list[Gpu], list[Nic]]:
-    """Return the GPUs and NICs that are drawn at a node; None: those of unknown nodes."""
+    """Return the GPUs and NICs that are drawn at a node; None: those whose node is unknown."""
 
     def is_there(device: Gpu | Nic) -> bool:
         return number == (device.numa_node if device.numa_node in topology.node_of else None)
@@ -54,7 +54,7 @@ def devices_at(topology: Topology, number: int | None) -> tuple[list[Gpu], list[
 
 
 def nodes_without_cpus(topology: Topology) -> Iterator[list[NumaNode]]:
-    """Yield the nodes without CPUs; those that differ only in their number are together."""
+    """Yield the nodes without CPUs; those that differ only in their number are grouped."""
 
     def difference(node: NumaNode) -> object:
         return memory(node), node.number if any(devices_at(topology, node.number)) else None
@@ -69,14 +69,14 @@ def gpu_word(topology: Topology, gpu: Gpu) -> str:
 
 
 def gpu_model(topology: Topology, gpu: Gpu) -> str:
-    """Return the model, with the vendor if neither the model nor the name has it."""
+    """Return the model, with the vendor if neither the model nor the GPU's name includes it."""
     model = gpu.model or gpu.pci_id or ""
     is_said = gpu.vendor in model.lower() or topology.has_several_vendors
     return model if is_said else f"{gpu.vendor} {model}".rstrip()
 
 
 def nic_kind(nic: Nic) -> Iterator[str]:
-    """Yield the kind of an adapter, its speed, and why plans do not name it."""
+    """Yield the kind of an adapter, its speed, and, if plans do not name it, why."""
     yield nic.kind
     yield from dict.fromkeys(
         f"{port.gbps} Gb/s" for port in nic.ports if port.is_active and port.gbps
@@ -158,7 +158,7 @@ def _devices(topology: Topology, number: int | None, indent: str) -> Iterator[st
 
 
 def _near_gpus(topology: Topology, nic: Nic) -> Iterator[str]:
-    """Yield the GPUs beneath one switch with a NIC, or beneath one host bridge."""
+    """Yield the GPUs that share a switch with a NIC, or at least a host bridge."""
     for nearness in (PIX, PXB, PHB):
         near = [gpu for gpu in topology.gpus if topology.nearness(gpu, nic) == nearness]
         if near:
