@@ -43,7 +43,7 @@ from affinityd.linux.scheduling import TICKS
 from affinityd.threads import Answers
 from affinityd.topology.model import GpuKey, Keys, Topology, keys_before, moved
 
-PROC_SECONDS = 5.0  #: that a scan may read /proc
+PROC_SECONDS = 5.0  #: seconds for which a scan may read /proc
 MINUTE = 60.0
 
 HIDDEN_PROCESSES = "some of its processes are hidden here, by hidepid= of /proc: run this as root"
@@ -64,15 +64,15 @@ class Auditor:
         | None = None,
         memory_seconds: float = MEMORY_SECONDS,
     ) -> None:
-        """Take the source of holders; a scan may take `memory_seconds` to find where memory is."""
+        """Take the source of holders; `memory_seconds`: how long a scan may sample memory."""
         self._held = held
         self._name_pods = name_pods
         self._proc = proc
         self._records = ScanRecords(partial(has_ended, proc=proc))
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter(memory_seconds)
-        self._users = Answers(user_name, 8)  # names that may be asked for at once
-        self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
+        self._users = Answers(user_name, 8)  # at most 8 late look-ups at once
+        self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process at the last scan
         #: The last scan saw a holder without a process for the first time: it may just have ended.
         self.has_unconfirmed = False
         #: The main thread's mask of each process when first seen, by pid and start.
@@ -99,7 +99,7 @@ class Auditor:
         unknown: dict[GpuKey, str] = {}
         for gpu, number in walk.late.items():
             unknown[gpu] = f"{number} of its processes were not scanned: the time limit was reached"
-        # The walk is over: the holders without a process are known.
+        # The walk is over, so the holders without a process are known.
         gone = [holding for holding in walk.unseen if not exists(holding.pid)]
         for holding in walk.unseen:
             if holding not in gone:
@@ -110,7 +110,7 @@ class Auditor:
         if self._name_pods:
             named = self._name_pods(topology, found, containers)
         found = with_allocations(topology, self._reserved, named.processes)
-        # Stable, so that descendants stay with those that have started them.
+        # A stable sort: descendants stay with their ancestors.
         found.sort(key=_by_gpu_and_holder)
         running = []
         with_memory = {}
@@ -133,7 +133,7 @@ class Auditor:
             unknown=unknown,
             reserved={gpu: owner for gpu, owner in reserved.items() if gpu not in used},
             skipped=walk.late.total() + held.skipped,
-            # Where a GPU's processes are not known, they may be in any tree: then no tree is moved.
+            # If a GPU's processes are not known, they may be in any tree: then move no tree.
             tree_tops={} if unknown else tree_tops(found, self._proc),
             # Not `boot`: the drivers may have taken seconds to answer since then.
             waits=self._waits.look(running, processes, since_boot()),
@@ -150,7 +150,7 @@ class Auditor:
         return self._records.add(scan)
 
     def _missing(self, gone: Sequence[Holding]) -> Iterator[AuditedProcess]:
-        """Yield the holders without a process at two scans in a row: at one it may be a race."""
+        """Yield the holders without a process at two scans in a row: once may be a race."""
         names = {(holding.pid, holding.gpu) for holding in gone}
         for holding in gone:
             if (holding.pid, holding.gpu) in self._gone:
@@ -190,26 +190,26 @@ def _by_gpu_and_holder(process: AuditedProcess) -> tuple[GpuKey, int]:
 
 
 class ScanRecords:
-    """What is kept of the GPUs from scan to scan."""
+    """The state of the GPUs that is kept from scan to scan."""
 
     def __init__(self, is_over: Callable[[int, int], bool]) -> None:
         """Take the function that says whether a process, by pid and start, has ended."""
         self._cpu_time = CpuTimeCounters(TICKS, is_over)
         self._letters: Mapping[GpuKey, str] = {}
-        self._minute = 0  # the minute of its last letters
-        #: The counters of the last hour, one reading a minute.
+        self._minute = 0  # the minute of the last letters in the history
+        #: CPU time counters of the last hour, one reading a minute.
         self._readings: list[tuple[float, Mapping[GpuKey, CpuTime]]] = []
-        self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
+        self._since: dict[GpuKey, float] = {}  # when a mismatch was first seen
 
     def renumber(self, keys: Keys) -> None:
-        """Take over the facts of GPUs that have another index now."""
+        """Move the facts of GPUs whose index has changed to the new index."""
         self._cpu_time.renumber(keys)
         self._letters = moved(self._letters, keys)
         self._readings = [(at, moved(counters, keys)) for at, counters in self._readings]
         self._since = moved(self._since, keys)
 
     def add(self, scan: Scan) -> Scan:
-        """Return the scan with what follows from its processes and from the scans before."""
+        """Return the scan, completed from its own processes and from earlier scans."""
         found = scan.processes
         used = self._cpu_time.book(found, scan.near, scan.boot, scan.waits, scan.unknown)
         # A mismatch goes on while the processes of its GPU cannot be seen.
@@ -244,24 +244,25 @@ class ScanRecords:
 class CpuTimeCounters:
     """The CPU time counters of the GPUs; time that one scan could not see counts at a later one.
 
-    A thread's time counts for the CPU that it ran on last. The time of ended threads and children
-    is divided as that of the living threads of their process.
+    A thread's time counts for the CPU on which it ran last. The time of ended threads and children
+    is divided in the same proportion as that of their process's living threads.
     """
 
     def __init__(self, ticks: int, is_over: Callable[[int, int], bool]) -> None:
         self._ticks = ticks  # in a second
         self._is_over = is_over
-        #: The facts of each process at the last scan, and when; by pid and start.
+        #: The facts of each process at the last scan, and the time of that; by pid and start.
         self._before: dict[tuple[int, int], tuple[ProcessFacts, float]] = {}
-        #: Ticks of children that were counted while they ran, by the parent that may wait for them.
+        #: Ticks of ended children that were counted while they ran, by the parent that may wait for
+        #: them.
         self._counted: Counter[int] = Counter()
-        #: When the processes of each GPU were last known, in ticks since boot. Of a process that
-        #: has started since then, all time counts.
+        #: When the processes of each GPU were last known, in ticks since boot. All time counts of a
+        #: process that has started since then.
         self._looked: dict[GpuKey, float] = {}
-        self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: of every GPU's processes
+        self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: of the processes of each GPU
 
     def renumber(self, keys: Keys) -> None:
-        """Take over the counters of GPUs that have another index now."""
+        """Move the counters of GPUs whose index has changed to the new index."""
         self._looked = moved(self._looked, keys)
         self.gpu_time = moved(self.gpu_time, keys)
 
@@ -273,7 +274,7 @@ class CpuTimeCounters:
         waits: Mapping[int, Waits],
         unknown: Collection[GpuKey] = (),
     ) -> Mapping[int, CpuTime]:
-        """Add the time spent since the last scan, and return it by pid; `waits`: by pid.
+        """Add the CPU time since the last scan, and return it by pid; `waits`: by pid.
 
         `boot`: when this scan began, in seconds since boot. `unknown`: GPUs of which not all
         processes were seen.
@@ -307,10 +308,10 @@ class CpuTimeCounters:
         return used
 
     def _count_ended(self, processes: Sequence[AuditedProcess]) -> None:
-        """Forget the processes that have ended; note for living ancestors what was counted of them.
+        """Forget ended processes; note for their living ancestors which of their time was counted.
 
-        The kernel adds the time of an ended process to the parent that waits for it. What the last
-        scan has counted already must not count again.
+        The kernel adds the time of an ended process to the parent that waits for it. Time that the
+        last scan has counted must not count again.
         """
         here = {(process.facts.pid, process.facts.start) for process in processes}
         ended = {}
@@ -328,7 +329,7 @@ class CpuTimeCounters:
             del self._counted[pid]
 
     def _used(self, process: AuditedProcess) -> CpuTime:
-        """Return the time of a process since it was seen last.
+        """Return the CPU time of a process since it was last seen.
 
         Nothing counts of a process that was there before its GPU's processes were first seen.
         """

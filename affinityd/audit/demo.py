@@ -38,26 +38,26 @@ from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.linux.scheduling import TICKS
 from affinityd.topology.model import GpuKey, Topology
 
-GPU_MEMORY = 40 * 2**30  #: bytes of each GPU of a DGX A100
-BEGAN = 2 * HOUR  #: minutes before the first scan: when a process began, unless it says otherwise
+GPU_MEMORY = 40 * 2**30  #: bytes of memory of each GPU of a DGX A100
+BEGAN = 2 * HOUR  #: minutes before the first scan at which a process started by default
 
 
 class Demo:
-    """Scans the recorded processes of a machine; each has spent its CPU time since it began."""
+    """Scans the recorded processes of a machine; each has used its CPU time since it started."""
 
-    has_unconfirmed = False  #: an Auditor has this, too
+    has_unconfirmed = False  #: as an Auditor has it
 
     def __init__(self, name: str, reserved: CpuSet = frozenset()) -> None:
-        """Take the name of the machine, and the CPUs that no plan gives."""
+        """Take the name of the machine, and the reserved CPUs."""
         self._name = name
         self._entries = machines.recorded(name)
         self._reserved = reserved
         self._first = since_boot()
         self._records = ScanRecords(lambda _pid, _start: False)
-        self._last: float | None = None  #: the last scan, seconds since boot
+        self._last: float | None = None  #: time of the last scan, seconds since boot
 
     def scan(self, topology: Topology, _: ContainerNames = NO_NAMES) -> Scan:
-        """Scan once; before the first time, once for each minute of the last hour."""
+        """Scan once; at the first call also once for each minute of the hour before."""
         judge = Judge(topology)
         boot = since_boot()
         if self._last is None:
@@ -74,7 +74,7 @@ class Demo:
         used: Counter[GpuKey] = Counter()
         judged = []
         memory = {}
-        for entry in self._entries:  # a holder before its descendants
+        for entry in self._entries:  # a holder comes before its descendants
             pid = entry["pid"]
             start = self._first - entry.get("began", BEGAN) * MINUTE
             if boot < start:

@@ -28,12 +28,12 @@ MemoryLocality = Annotated[str, OneOf(MEMORY_LOCALITIES)]
 MemoryCause = Annotated[str, OneOf((*MEMORY_REMEDIES,))]
 ALL, COUNTS = "all", "counts"  #: a document names all processes, or none
 Seen = Annotated[str, OneOf((ALL, COUNTS))]
-_cpulist = lru_cache(1024)(format_list)  # there are many processes and few masks
+_cpulist = lru_cache(1024)(format_list)  # masks are few, processes are many
 
 
 @dataclass(frozen=True)
 class AuditGpuDocument:
-    """One GPU's processes, counted, and their CPU time since the first scan; null: not known."""
+    """Counts of one GPU's processes, and their CPU time since the first scan; null: not known."""
 
     vendor: str
     index: int
@@ -42,22 +42,22 @@ class AuditGpuDocument:
     numa_node: int | None
     near: CpuList | None
     audited: bool
-    unknown: str | None  #: why its processes are not known
+    unknown: str | None  #: why the GPU's processes are not known
     processes: Mapping[Placement, int] | None
     mismatch: Mapping[Cause, int] | None  #: processes
     orphans: int | None
-    waiting: Mapping[WaitCause, int] | None  #: processes that wait long for CPUs
-    far_memory: Mapping[MemoryCause, int] | None  #: processes with much far host memory
+    waiting: Mapping[WaitCause, int] | None  #: processes that wait long for CPUs, by cause
+    far_memory: Mapping[MemoryCause, int] | None  #: processes with much far host memory, by cause
     cpu_seconds: float | None
     remote_cpu_seconds: float | None
-    wait_seconds: float | None  #: threads that could run, and did not
-    throttled_seconds: float | None  #: of the cgroups of its processes, each once
-    host_memory_bytes: Mapping[MemoryLocality, int] | None  #: of its processes, by a sample
-    host_memory_pinned_far_bytes: int | None  #: far, and likely pinned
+    wait_seconds: float | None  #: of threads that were runnable, and did not run
+    throttled_seconds: float | None  #: of the processes' cgroups, each counted once
+    host_memory_bytes: Mapping[MemoryLocality, int] | None  #: of the processes, by a sample
+    host_memory_pinned_far_bytes: int | None  #: of it: far, and probably pinned
     load: NvmlLoad = NO_LOAD
-    last_hour: CpuTime | None = None  #: the same four times, of the last hour
+    last_hour: CpuTime | None = None  #: the four times above, in the last hour
     state: findings.State = findings.IDLE
-    history: str = ""  #: a letter for each of the last sixty minutes, of its worst state
+    history: str = ""  #: worst state in each of the last sixty minutes, a letter each
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ class AuditJobDocument:
 
 @dataclass(frozen=True)
 class AuditPodDocument:
-    """The container of a process, by kubelet, and the CPUs that it has for itself."""
+    """The container of a process, by kubelet, and its exclusive CPUs."""
 
     namespace: str
     name: str
     container: str
-    exclusive_cpus: CpuList  #: empty: it has the shared ones
+    exclusive_cpus: CpuList  #: empty: it uses the shared pool
 
 
 @dataclass(frozen=True)
 class GpuBesideDocument:
-    """Another GPU that a process uses, beside its first one."""
+    """Another GPU of a process, besides its first one."""
 
     vendor: str
     gpu: int
@@ -89,12 +89,12 @@ class GpuBesideDocument:
 
 @dataclass(frozen=True)
 class AuditWaitsDocument:
-    """How long threads waited for a CPU since the last scan: seconds, of all threads together."""
+    """How long threads waited for a CPU since the last scan: seconds, summed over threads."""
 
     seconds: float  #: between the scans
-    waited: float | None  #: null: not measurable, since threads began and ended meanwhile
-    throttled: float  #: of its cgroup, summed over CPUs
-    cause: WaitCause | None  #: the fact that explains it; null: none does, or it hardly waited
+    waited: float | None  #: null: not measurable, as threads started and ended in between
+    throttled: float  #: of the process's cgroup, summed over CPUs
+    cause: WaitCause | None  #: the fact that explains the wait; null: no fact, or hardly any wait
     remedy: str | None
 
 
@@ -103,9 +103,9 @@ class AuditMemoryDocument:
     """Where the host memory of a process is, by a sample of its pages; bytes."""
 
     placed_bytes: Mapping[MemoryLocality, int]
-    gpu_bytes: int  #: of memory on nodes without CPUs, as GPUs of Grace have
+    gpu_bytes: int  #: bytes on nodes without CPUs, such as GPU memory of Grace
     far_nodes: Sequence[int]
-    pinned: Sequence[str]  #: why some is likely pinned
+    pinned: Sequence[str]  #: why some of it is probably pinned
     cause: MemoryCause | None
     remedy: str | None
 
@@ -135,15 +135,15 @@ class AuditProcessDocument:
     daemon: bool
     orphan: str | None
     waits: AuditWaitsDocument | None = None  #: null: not known
-    host_memory: AuditMemoryDocument | None = None  #: null: not known, or it holds no GPU
-    user: str | None = None  #: the name of uid; null: not known
-    masks: CpuList = ""  #: where its threads may run, together
-    ran_on: CpuList = ""  #: where they ran last
+    host_memory: AuditMemoryDocument | None = None  #: null: not known, or the process holds no GPU
+    user: str | None = None  #: user's name; null: not known
+    masks: CpuList = ""  #: CPUs on which its threads may run
+    ran_on: CpuList = ""  #: CPUs on which they ran last
 
 
 @dataclass(frozen=True)
 class AuditOverlapDocument:
-    """CPUs that the same jobs have pinned for their own use."""
+    """CPUs that each of these jobs has pinned for its exclusive use."""
 
     cpulist: CpuList
     owners: Sequence[str]
@@ -151,7 +151,7 @@ class AuditOverlapDocument:
 
 @dataclass(frozen=True)
 class AuditDocument:
-    """The answer to `GET /audit`; one of counts has neither `processes` nor `pin_overlaps`."""
+    """The answer to `GET /audit`; with counts alone it has no `processes` and `pin_overlaps`."""
 
     node: str
     time: str
@@ -163,13 +163,13 @@ class AuditDocument:
     numa_balancing: int | None
     notices: Sequence[str]
     findings: Sequence[Finding] = ()  #: the worst first
-    demo: str | None = None  #: the machine, if its processes are made up
+    demo: str | None = None  #: name of the machine if its processes are made up
     pin_overlaps: Sequence[AuditOverlapDocument] | None = left_out()
     processes: Sequence[AuditProcessDocument] | None = left_out()
 
 
 def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocument:
-    """Return the document of everything, or without `names_all` of counts alone."""
+    """Return the document of a scan: everything, or without `names_all` only counts."""
     remedies = Remedies(topology, scan)
     states = findings.states(scan)
     by_gpu = defaultdict(list)
@@ -205,7 +205,7 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
 
 
 def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) -> AuditGpuDocument:
-    """Return the counts of a GPU. A process with several counts for each, its memory for one."""
+    """Return a GPU's counts. A process with several GPUs counts for each, its memory for one."""
     near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
     is_known = gpu.key not in scan.unknown
     was_seen = is_known or time.total > 0
@@ -250,7 +250,7 @@ def _counted(words: Iterable[str], found: Iterable[str | None]) -> dict[str, int
 
 
 def waits_of(process: AuditedProcess, waits: Mapping[int, Waits]) -> AuditWaitsDocument | None:
-    """Return how long a process waited; None: it is not known."""
+    """Return how long a process waited; None: not known."""
     its = waits.get(process.facts.pid)
     if its is None:
         return None

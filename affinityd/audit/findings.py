@@ -15,27 +15,28 @@ from affinityd.text import count
 from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import LOCAL, MIXED, REMOTE, UNKNOWN, UNPINNED, name_gpus
 
-LOST = "lost"  #: it does not answer any more
-ORPHAN = "orphan"  #: a process holds it that no job owns any more
+LOST = "lost"  #: the GPU does not answer any more
+ORPHAN = "orphan"  #: a process holds the GPU, and no job owns that process
 WAITING = "waiting"  #: a process waits long for CPUs
-RESERVED = "reserved"  #: a job has it, and no process uses it
-IDLE = "idle"  #: no process uses it
-#: Of a GPU, the worst first; the others are the worst placement of its processes.
+RESERVED = "reserved"  #: a job has the GPU, and no process uses it
+IDLE = "idle"  #: no process uses the GPU
+#: States of a GPU, the worst first. Those not defined here are the worst placement of its
+#: processes.
 STATES = (LOST, REMOTE, MIXED, ORPHAN, WAITING, UNPINNED, UNKNOWN, LOCAL, RESERVED, IDLE)
 FINDING_STATES = STATES[:7]
-#: State → a letter of the history; a minute without a scan has a dot.
+#: State → its letter in the history; a minute without a scan has a dot.
 LETTERS = {state: state[0] for state in STATES} | {LOST: "x", UNPINNED: "p", RESERVED: "j"}
 NO_SCAN = "."
 WORST_FIRST = "".join(LETTERS.values()) + NO_SCAN
 
 State = Annotated[str, OneOf(STATES)]
 
-HOUR = 60  #: minutes, which the history has
-#: Threads of a process that wait for longer than this in a second are a finding.
+HOUR = 60  #: minutes of the history
+#: It is a finding if threads of a process wait for longer than this in a second.
 LONG_WAIT = 0.1
 
 IS_GONE = "it is not there any more"
-#: For readers who see counts alone: what helps depends on the processes.
+#: For readers who see only counts: the remedy depends on the processes.
 SEE_AUDIT = "see affinityd audit as root on the node"
 
 
@@ -44,22 +45,22 @@ class Concern:
     """GPUs of a finding with one cause and one remedy."""
 
     gpus: str  #: GPU 0, or GPUs 0-3
-    why: str  #: the processes with their job, user and cause, or why the GPUs are not known
-    remedy: str | None = None  #: None: none is known, or the finding's own holds
+    why: str  #: the processes with job, user and cause; or why the processes are not known
+    remedy: str | None = None  #: None: not known, or the finding's remedy applies
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence on the node, and what helps."""
+    """A sentence on the node, and the remedy."""
 
     state: State
     text: str
-    remedy: str | None = None  #: for every reader; None: nothing is wrong
-    concerns: Sequence[Concern] = ()  #: without processes if the reader may not see these
+    remedy: str | None = None  #: for all readers; None: nothing is wrong
+    concerns: Sequence[Concern] = ()  #: names no processes if the reader may not see them
 
 
 PIN_NEAR = "pin the processes near their GPU (affinityd pin), or have the scheduler give near CPUs"
-#: State that is a finding → what its GPUs are, and what helps in general.
+#: State that is a finding → what is wrong with its GPUs, and a general remedy.
 FINDINGS: Mapping[str, tuple[str, str | None]] = {
     LOST: ("lost or hung", reset_gpu()),
     REMOTE: ("used from far away", PIN_NEAR),
@@ -75,7 +76,7 @@ FINDINGS: Mapping[str, tuple[str, str | None]] = {
 
 
 def waits_long(process: AuditedProcess, scan: Scan) -> bool:
-    """Return whether the threads of a process wait for CPUs so long that it matters."""
+    """Return whether a process's threads wait for CPUs so long that it is a finding."""
     waits = scan.waits.get(process.facts.pid)
     if waits is None or waits.waited is None:
         return False
@@ -94,7 +95,7 @@ def _states_of(process: AuditedProcess, scan: Scan) -> Iterator[str]:
 
 
 def by_state(scan: Scan) -> Mapping[str, Mapping[GpuKey, Sequence[AuditedProcess]]]:
-    """Return the GPUs of each state that is a finding, each with the processes concerned."""
+    """Return the GPUs of each state that is a finding, with the processes concerned."""
     found: dict[str, dict[GpuKey, list[AuditedProcess]]] = {state: {} for state in FINDINGS}
     for process in scan.processes:
         for state in _states_of(process, scan):
@@ -121,7 +122,7 @@ def states(scan: Scan) -> dict[GpuKey, str]:
 
 
 def findings(topology: Topology, scan: Scan, remedies: Remedies | None = None) -> Iterator[Finding]:
-    """Yield the findings on the node, the worst first; if nothing is wrong, one that says so.
+    """Yield the findings on the node, the worst first; one says so if nothing is wrong.
 
     `remedies` None: the reader may not see processes.
     """
@@ -163,7 +164,7 @@ def _concerns(
     scan: Scan,
     remedies: Remedies | None,
 ) -> Iterator[Concern]:
-    """Yield the GPUs of a finding, those with equal causes and remedies together."""
+    """Yield the GPUs of a finding; those with the same causes and remedies are grouped."""
     alike: dict[tuple[str, str | None], list[GpuKey]] = {}
     addresses = {gpu.key: gpu.pci_bus_id for gpu in topology.gpus}
     for gpu, processes in found.items():
@@ -181,7 +182,7 @@ def _concerns(
 def _reasons(
     state: str, processes: Sequence[AuditedProcess], scan: Scan, remedies: Remedies
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield the processes of each user, job and cause in a sentence, and the first one's remedy."""
+    """Yield a sentence on the processes of each user, job and cause, and the first's remedy."""
 
     def look(process: AuditedProcess) -> tuple[str | None, int | None, str | None]:
         facts, cause = process.facts, process.cause
@@ -213,7 +214,7 @@ def later_history(
 ) -> Mapping[GpuKey, str]:
     """Return each GPU's history: a letter for its worst state in each of the last sixty minutes.
 
-    `states` are of a scan, `minutes` after the last letter of `before`.
+    `states` were seen `minutes` after the last letter of `before`.
     """
     passed = NO_SCAN * min(minutes, HOUR)
     letters = {}

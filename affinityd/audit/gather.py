@@ -34,17 +34,17 @@ from affinityd.linux.scheduling import TICKS
 from affinityd.request.slurm_task import REMEDY as SLURM_REMEDY
 from affinityd.topology.model import GpuKey
 
-FAMILY = 1.0  #: seconds that a holder and its descendants may take in a scan
+FAMILY = 1.0  #: seconds that a scan may spend on a holder and its descendants
 
 
 class ProcessWalk:
-    """One walk over the processes; afterwards it knows which processes it did not reach."""
+    """One walk over the processes; afterwards it knows which processes were not reached."""
 
     def __init__(
         self, held: GpuHolders, deadline: float, processes: ProcessTable, *, family: float = FAMILY
     ) -> None:
         """Take holders, the deadline by time.monotonic(), and the seconds for each `family`."""
-        self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
+        self.late: Counter[GpuKey] = Counter()  #: processes that were not read before the deadline
         self.unseen: list[Holding] = []  #: holders without a process
         self._held = held
         self._end = deadline
@@ -52,24 +52,25 @@ class ProcessWalk:
         self._processes = processes
         self._proc = processes.proc
         self._family_seconds = family
-        # By cgroups, which the processes of a job have in common: makes the facts of one of them.
+        # Cgroups, which the processes of a job have in common → makes the facts of a process in
+        # them.
         self._groups: dict[str, Callable[..., ProcessFacts]] = {}
-        self._masks: dict[CpuSet, CpuSet] = {}  # few differ, and each is large: one object
+        self._masks: dict[CpuSet, CpuSet] = {}  # few differ, and each is large: keep each once
         self._known = {os.getpid(), *(holding.pid for holding in held.holdings)}
 
     def __iter__(self) -> Iterator[ProcessFacts]:
         """Yield every holder, followed by its descendants, depth first."""
         for holding in self._held.holdings:
-            # A family that takes long must not use up the time of the others.
+            # A slow family must not use up the time of the others.
             self._deadline = min(self._end, time.monotonic() + self._family_seconds)
             yield from self._family(holding)
 
     def _family(self, holding: Holding) -> Iterator[ProcessFacts]:
         """Yield a holder, and its descendants that hold no GPU and have no nearer holder.
 
-        A process that has started after the holder was named is another one with its pid.
+        If the process started after the source named the holder, its pid was reused.
         """
-        waiting: list[tuple[int, Stat | None]] = [(holding.pid, None)]  # each with its parent
+        waiting: list[tuple[int, Stat | None]] = [(holding.pid, None)]  # pid and parent of each
         while waiting:
             pid, parent = waiting.pop()
             if self._is_late():
@@ -96,8 +97,7 @@ class ProcessWalk:
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
         pid = stat.number
         tids = thread_ids(pid, self._proc)
-        # A main thread that has ended is in no cgroup any more; cgroups v1 say that it is in the
-        # root's.
+        # A main thread that has ended is in no cgroup any more; cgroups v1 then show the root's.
         living = tids[1] if stat.state in ENDED and len(tids) > 1 else pid
         uid = uid_of(pid, self._proc)
         facts_in_group = self._group(living)
@@ -165,7 +165,7 @@ class ProcessWalk:
 
 
 def one_process(pid: int) -> ProcessFacts | None:
-    """Return the facts of a process, of no GPU in particular; None: it has ended."""
+    """Return the facts of a process, without a GPU; None: it has ended."""
     held = GpuHolders((Holding(pid, ("", 0)),))
     unlimited = float("inf")
     return next(iter(ProcessWalk(held, unlimited, ProcessTable(), family=unlimited)), None)
@@ -183,9 +183,9 @@ def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
 
 
 def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
-    """Return what set a process's mask, or moved threads of it; None: nothing, or it is not known.
+    """Return what set a process's mask, or moved its threads; None: nothing, or unknown.
 
-    It waits for a lock of the process's memory.
+    This waits for a lock of the process's memory.
     """
     environ = environment_of(facts.pid, root) or {}
     main = facts.threads[0].mask
@@ -198,7 +198,7 @@ def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
     moved = [thread for thread in facts.threads[1:] if thread.mask != main]
     if moved:
         return _owner_of_threads(facts, moved, root)
-    if ours and main == ours & (facts.cpuset or ours):  # the cpuset shrank, and the mask with it
+    if ours and main == ours & (facts.cpuset or ours):  # the cpuset shrank, and so did the mask
         return "affinityd (AFFINITYD_CPULIST)"
     if main in slices:
         return f"Slurm (SLURM_CPU_BIND_LIST); {SLURM_REMEDY} gives near CPUs"
@@ -211,13 +211,13 @@ def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
 
 
 def _owner_of_threads(facts: ProcessFacts, moved: Sequence[Thread], root: str) -> str:
-    """Return what moved threads of a process: OpenMP gives each thread a place of its own."""
+    """Return what moved threads of a process: OpenMP gives each thread its own place."""
     main = facts.threads[0]
     maps = (content(f"{root}/proc/{facts.pid}/maps") or b"").decode(errors="replace")
     # The library of an OpenMP runtime: of GCC, Intel or LLVM.
     runtime = re.search(r"/(lib(?:gomp|iomp5|omp)\b[^/\n]*)$", maps, re.MULTILINE)
     for thread in moved:
-        # OpenMP gives no thread more CPUs than the main one.
+        # OpenMP gives no thread more CPUs than the main thread has.
         if runtime and thread.name == main.name and not thread.mask > main.mask:
             return f"OpenMP ({runtime[1]} and its threads); to end that: OMP_PROC_BIND=false"
     if all(thread.mask > main.mask for thread in moved):

@@ -45,7 +45,7 @@ from affinityd.topology.nearness import UNKNOWN
 # cgroup_manager_linux.go; names of containers by containerd, CRI-O, Docker and Podman.
 
 _HEX = "[0-9a-f]"
-#: A pod's uid; of a static pod, the hash of its manifest.
+#: A pod's uid; for a static pod, the hash of its manifest.
 _UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 _ID = rf"{_HEX}{{64}}"
 
@@ -60,7 +60,7 @@ _slurm = re.compile(
     r"(?:/step_(?P<step>[^/]+))?"
 ).search
 _title = re.compile(r"slurmstepd: \[(\d{1,10})\.").match
-#: A pod's folder: its slice with the systemd driver. Without systemd, containerd appends the
+#: A pod's folder: a slice with the systemd driver. Without systemd, containerd appends the
 #: container.
 _pods = re.compile(
     rf"/(?:(?:kubelet-)?kubepods(?:-burstable|-besteffort|-system)?-pod(?P<slice>{_UID})\.slice"
@@ -75,8 +75,9 @@ _container_folder = re.compile(
 def membership(cgroup_text: str, root: str = "/") -> Membership:
     """Return the job and container of a process, by its /proc/PID/cgroup.
 
-    The first line with a job counts: in a hybrid hierarchy some lines have none. A job whose folder
-    is named by its SLUID gets its number from a slurmstepd's title; without one the SLUID names it.
+    The first line with a job counts: in a hybrid hierarchy some lines have none. If the job's
+    folder has a SLUID, a slurmstepd's title tells the job's number; without one the SLUID is its
+    name.
     """
     in_container = Membership()
     for _, path in hierarchies(cgroup_text):
@@ -92,7 +93,7 @@ def membership(cgroup_text: str, root: str = "/") -> Membership:
 
 
 def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
-    """Return a job's number, by root's slurmstepd in the cgroup of a step: `slurmstepd: [7.batch]`.
+    """Return a job's number, from root's slurmstepd in a step's cgroup: `slurmstepd: [7.batch]`.
 
     None: no step lives, or it is `[7+1.0]`, a component of job 7 with a number of its own.
     """
@@ -102,7 +103,7 @@ def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
             continue
         for step in listed(folder):
             for pid in map(int, text(f"{folder}/{step}/slurm/cgroup.procs").split()):
-                # Its uid first: to read a title may wait for a lock of the process's memory.
+                # The uid first: to read a title may wait for a lock of the process's memory.
                 if uid_of(pid, proc) == ROOT and (title := _title(title_of(pid, proc))):
                     return title[1]
     return None
@@ -130,7 +131,7 @@ def membership_of_path(path: str) -> Membership:
             container=_container(of_root[slurm.end() :]),
         )
     for pod in _pods(of_root):
-        # Paths outside of the reader's namespace may lack upper folders, such as kubepods.
+        # Paths outside the reader's namespace may lack upper folders, such as kubepods.
         if pod["slice"] or beside or "/kubepods/" in of_root[: pod.start() + 1]:
             return Membership(
                 Job(KUBERNETES, (pod["slice"] or pod["folder"]).replace("_", "-")),
@@ -140,20 +141,20 @@ def membership_of_path(path: str) -> Membership:
 
 
 def _container(path: str) -> str | None:
-    """Return the outermost container's id; containers inside it do not count."""
+    """Return the id of the outermost container on the path."""
     found = _container_folder(path)
     return found["id"] if found else None
 
 
-MOST_ABOVE = 8  #: ancestors that are looked at
+MOST_ABOVE = 8  #: ancestors that are checked
 
 
 def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[int, int]:
     """Return the topmost process that a pin should move with a holder, as a server with its engine.
 
     That process and all between have the holder's process group, unlike a session's shell. Below it
-    is no holder of other GPUs, and most of its children lead to holders: the others might be ranks
-    without a GPU yet.
+    no process holds other GPUs, and most of its children lead to holders: if not, the others might
+    be ranks without a GPU yet.
     """
     living = [process for process in processes if process.facts.threads]
     holders = [process for process in living if process.facts.holding is not None]
@@ -186,9 +187,9 @@ def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[
 
 
 def _kin(pid: int, proc: str) -> tuple[int, tuple[object, ...]]:
-    """Return a process's parent, and the traits that both have where they are one program.
+    """Return a process's parent, and the traits by which both are recognized as one program.
 
-    No other process has the traits of an ended process or of a container's init.
+    An ended process, or a container's init, shares its traits with no other process.
     """
     stat = stat_of(pid, proc)
     if stat is None:
@@ -198,7 +199,7 @@ def _kin(pid: int, proc: str) -> tuple[int, tuple[object, ...]]:
     return stat.parent, (stat.group, uid_of(pid, proc), mask_of(pid))
 
 
-GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
+GONE = "X"  #: a dead process's state, proc_pid_stat(5)
 
 
 def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
@@ -219,7 +220,7 @@ def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
 
 
 def is_zombie(facts: ProcessFacts) -> bool:
-    """Return whether a process runs no more, and its parent has not waited for it."""
+    """Return whether a process has ended, and its parent has not waited for it."""
     return facts.state == ZOMBIE and len(facts.threads) <= 1
 
 
@@ -227,7 +228,7 @@ def missing_process(holding: Holding) -> AuditedProcess:
     """Return the judgment of a process that is not in /proc."""
     facts = ProcessFacts(
         holding.pid,
-        "?",  # neither its name, owner, start nor parent is known
+        "?",  # its name, owner, start and parent are unknown
         None,
         0,
         0,
@@ -240,18 +241,18 @@ def missing_process(holding: Holding) -> AuditedProcess:
     return AuditedProcess(facts, UNKNOWN, threads=(), orphan=why)
 
 
-STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end
+STEPD = "slurmstepd"  #: the program that runs each step of a job, as root, from start to end
 
 
 class ProcessOwners:
-    """Finds the owners of processes on a Slurm node; elsewhere nohup(1) leaves some without."""
+    """Finds the owners of processes on a Slurm node; elsewhere a process may lack one: nohup(1)."""
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes
         self._of_root = cache(self._programs_of_root)
 
     def has_step(self, facts: ProcessFacts, job: Job) -> bool:
-        """Whether a slurmstepd runs the job, or is above the process, or may be hidden."""
+        """Whether a slurmstepd runs the job, is an ancestor of the process, or may be hidden."""
         above = ancestors(facts.parent, self._processes.parents)
         is_seen = job in self._jobs or not self._of_root(STEPD).isdisjoint(above)
         return is_seen or not self._processes.has_all
@@ -269,7 +270,7 @@ class ProcessOwners:
         return job_of
 
     def why_not(self, uid: int | None) -> str | None:
-        """Return why a process of a user has no owner; None: it has one, or none is known."""
+        """Return why a process of a user has no owner; None: it has one, or that is unknown."""
         if uid is None or uid < FIRST_USER or not self._processes.has_all:
             return None
         if uid in self._users or not self._of_root("slurmd"):
@@ -280,7 +281,7 @@ class ProcessOwners:
         )
 
     def _programs_of_root(self, name: str) -> frozenset[int]:
-        """Return the pids of root's programs of a name: other users may give it to theirs."""
+        """Return the pids of root's programs with a name: other users may reuse the name."""
         pids = set()
         for pid, stat in self._processes.by_pid.items():
             is_named = stat.name == name and not stat.is_zombie

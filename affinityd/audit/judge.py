@@ -1,8 +1,8 @@
 """Judges where a process may run, seen from its GPUs. Pure: facts in, judgment out.
 
 CPUs near any of its GPUs are near. Threads that libraries pin (NCCL near its NIC, OpenMP one to a
-core) make no mismatch. The GPUs of a job divide the CPUs that it asked for: where fewer are near,
-no mask is wrong, since a pin would take CPUs away; another allocation helps.
+core) are no mismatch. The GPUs of a job divide the CPUs that it asked for: if fewer of them are
+near, no mask is wrong, since a pin would take CPUs away; the remedy is another allocation.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DAEMONS = frozenset(
 
 
 class Judge:
-    """Judges by one topology."""
+    """Judges processes on one topology."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -74,14 +74,14 @@ class Judge:
         return {gpu.key: _known(self.vicinity((gpu.key,))) for gpu in self.topology.gpus}
 
     def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> AuditedProcess:
-        """Return the judgment of a process; `of_daemon`: a known daemon has started it."""
+        """Return the judgment of a process; `of_daemon`: its ancestor is a known daemon."""
         near = self.vicinity(facts.gpus)
         main_masks = set()
         if facts.first_mask is not None:
             main_masks.add(facts.first_mask)
         if facts.threads:
             main_masks.add(facts.threads[0].mask)
-        of_mask: dict[CpuSet, tuple[str, bool]] = {}  # many threads have few masks
+        of_mask: dict[CpuSet, tuple[str, bool]] = {}  # threads are many, masks are few
         threads = []
         for thread in facts.threads:
             mask = thread.mask
@@ -103,13 +103,13 @@ class Judge:
             together = MIXED
         elif words:
             (together,) = words
-        else:  # none of its threads runs
+        else:  # no thread runs
             together = UNKNOWN
         cause = cause_of(process.judged, near.cpus, facts.cpuset)
         return replace(process, placement=together, cause=cause)
 
     def _is_set_by_library(self, mask: CpuSet, main_masks: Collection[CpuSet]) -> bool:
-        """Whether a library set a thread's mask: it has one core, or is narrower than a main mask.
+        """Whether a library set a thread's mask: it is one core, or narrower than a main mask.
 
         `main_masks`: the main thread's mask now, and its mask before the process was pinned.
         """
@@ -121,7 +121,7 @@ class Judge:
 
 
 def is_known_daemon(facts: ProcessFacts) -> bool:
-    """Return whether a process is a daemon that runs on every node, and is not counted."""
+    """Return whether a process is one of the known daemons of every node, which do not count."""
     is_systems = facts.uid is not None and facts.uid < FIRST_USER
     return facts.name in DAEMONS and is_systems and facts.membership.scheduler != SLURM
 
@@ -134,7 +134,7 @@ PinOwners = tuple[str, ...]  #: like `slurm 7`, `container cd34cd34cd34` or `ses
 
 
 def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
-    """Return the CPUs that several owners have pinned for themselves, by these owners.
+    """Return the CPUs that several owners have pinned for their exclusive use, by these owners.
 
     A pin counts if it is narrower than the near CPUs that the process could have.
     """
@@ -163,7 +163,7 @@ def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
 
 
 def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:
-    """Return the pids of the processes below which another one holds other GPUs."""
+    """Return the pids of processes that have a holder of other GPUs below them."""
     facts_of = {process.facts.pid: process.facts for process in processes}
     parents = {pid: facts.parent for pid, facts in facts_of.items()}
     pids = set()
@@ -177,27 +177,27 @@ def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Allocation:
-    """CPUs that GPUs of a job divide between them: each GPU is a rank."""
+    """CPUs that the GPUs of a job divide between them: each GPU is a rank."""
 
-    cpus: CpuSet  #: of cpusets that overlap: those that are online, and not reserved
+    cpus: CpuSet  #: union of overlapping cpusets: online CPUs that are not reserved
     gpus: tuple[GpuKey, ...]  #: by their numbers
-    granted: int | None  #: how many of the CPUs the job asked for; None: not known
+    granted: int | None  #: how many of these CPUs the job asked for; None: not known
     asked: int | None  #: how many each rank asked for; None: not known
-    has_slices: bool = False  #: the masks of its processes are disjoint, as Slurm's slices are
+    has_slices: bool = False  #: its processes have disjoint masks, as Slurm's slices are
 
 
 class Allocations:
-    """The CPUs that jobs divide on one machine, and the plans for them; each is made once."""
+    """The allocations of jobs on one machine, and the plans for them; each is made once."""
 
     def __init__(self, topology: Topology, reserved: CpuSet) -> None:
-        """Take the machine, and its CPUs that no plan gives."""
+        """Take the machine, and its reserved CPUs."""
         self.topology = topology
         self.whole = topology.online - reserved
         self._gpus = {gpu.key: gpu for gpu in topology.gpus}
         self.ranks = cache(self._ranks)
 
     def of(self, cpuset: CpuSet, holders: Collection[ProcessFacts]) -> Allocation:
-        """Return the CPUs a process with this cpuset divides with the holders of its job's GPUs.
+        """Return the CPUs that this cpuset's processes divide with other holders of the job's GPUs.
 
         All cpusets that overlap, directly or through others, are one allocation.
         """
@@ -233,7 +233,7 @@ class Allocations:
             return str(error)
 
     def judged(self, process: AuditedProcess, allocation: Allocation) -> AuditedProcess:
-        """Return the judgment of a process, with the cause ALLOCATION where no pin would help."""
+        """Return the judgment of a process, with the cause ALLOCATION if no pin would help."""
         if not process.is_mismatch:
             return process
         first, *others = process.judged
@@ -246,10 +246,10 @@ class Allocations:
         return replace(process, cause=cause)
 
     def _is_given(self, process: AuditedProcess, allocation: Allocation, mask: CpuSet) -> bool:
-        """Whether a process has its only mask because its job asked for so many CPUs.
+        """Whether the process has its only mask because its job asked for so many CPUs.
 
-        Cgroups may not tell this. Then a plan for as many CPUs gives this mask; or the mask is
-        Slurm's slice, and a pin near the GPU would take CPUs of another task.
+        Cgroups may not tell this. It is so if a plan for as many CPUs gives this mask; or if the
+        mask is Slurm's slice, and a pin near the GPU would take CPUs of another task.
         """
         if allocation.has_slices:
             return True
@@ -265,7 +265,7 @@ class Allocations:
     def _widened(
         self, process: AuditedProcess, allocation: Allocation, asked: int | None
     ) -> CpuSet | None:
-        """Return the CPUs that a plan for `asked` CPUs each gives its GPUs; None: all are near."""
+        """Return its GPUs' CPUs in a plan for `asked` CPUs each; None: all of them are near."""
         if not asked:
             return None
         ranks = self.ranks(allocation, Options(mode="node", cpus=asked))

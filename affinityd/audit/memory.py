@@ -27,16 +27,16 @@ from affinityd.text import amount
 from affinityd.threads import Readings
 from affinityd.topology.nearness import ALLOCATION, LOCAL, REMOTE, UNKNOWN, Vicinity
 
-#: A line mentions far memory from the part MENTIONED on; from MOST on it is a mismatch. Some memory
-#: of files, and some shared memory, is always far.
+#: The part of memory that is far: from MENTIONED on a line mentions it, from MOST on it is a
+#: mismatch. Some memory of files, and some shared memory, is always far.
 MENTIONED, MOST = 0.1, 0.5
-LEAST = 2**30  #: least bytes of far memory for a line that was not asked for
-#: Of a scan. For processes that it does not reach in time, the last sample holds.
+LEAST = 2**30  #: bytes of far memory below which a line is shown only on request
+#: Time that a scan may take for samples. Processes that it does not reach keep their last sample.
 SECONDS = 0.05
 
 MEMORY_LOCALITIES = (LOCAL, REMOTE, UNKNOWN)
 
-#: Why memory is far, the first that fits, with the remedy.
+#: Causes of far memory, in the order of preference, with the remedy.
 POLICY, BY_FIRST, FULL, LATE = "policy", "shared", "full", "late"
 REMEDIES = {
     ALLOCATION: (
@@ -60,13 +60,13 @@ class HostMemory:
     """The memory of a process, and the facts that tell why some of it is far."""
 
     resident: ResidentMemory
-    near: frozenset[int]  #: the nodes of memory near its GPUs; empty: not known
-    far: frozenset[int]  #: the host's other nodes; the rest is memory of GPUs, as of Grace
+    near: frozenset[int]  #: nodes whose memory is near its GPUs; empty: not known
+    far: frozenset[int]  #: the host's other nodes, without GPU memory such as Grace's
     placement: str  #: of its CPUs
-    policy: MemoryPolicy | None = None  #: of its main thread; None: it cannot be read
+    policy: MemoryPolicy | None = None  #: the main thread's; None: it cannot be read
     refused: float = 0.0  #: bytes that near nodes had no room for since boot: numa_foreign
-    room: float = float("inf")  #: bytes that they have room for now
-    allowed: frozenset[int] | None = None  #: the nodes of its cpuset; None: not known
+    room: float = float("inf")  #: bytes for which near nodes have room now
+    allowed: frozenset[int] | None = None  #: the nodes of the process's cpuset; None: not known
 
     @classmethod
     def of(
@@ -88,23 +88,23 @@ class HostMemory:
 
     @cached_property
     def of_devices(self) -> int:
-        """Bytes on nodes without CPUs: the memory of GPUs."""
+        """Bytes on nodes without CPUs, which are GPU memory."""
         part = self.resident.part_on(self.resident.nodes - self.near - self.far)
         return round(self.resident.size * part) if part and self.near else 0
 
     @property
     def size(self) -> int:
-        """All bytes of the host's own memory."""
+        """All bytes of the host's memory, without GPU memory."""
         return self.resident.size - self.of_devices
 
     @cached_property
     def far_part(self) -> float | None:
-        """The far part of the host's own memory; None: not known, or too few pages were there."""
+        """The far part of the host memory; None: not known, or the sample was too small."""
         return self.resident.part_on(self.far, of=self.near | self.far) if self.near else None
 
     @property
     def placed(self) -> Mapping[str, int]:
-        """Bytes of the host's own memory by locality: local, remote, unknown."""
+        """Bytes of host memory by locality: local, remote, unknown."""
         if self.far_part is None:
             return {LOCAL: 0, REMOTE: 0, UNKNOWN: self.size}
         far = round(self.size * self.far_part)
@@ -112,14 +112,14 @@ class HostMemory:
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """Why some of it is likely pinned, and cannot move; empty: likely none is."""
+        """Why some of it is probably pinned, and cannot move; empty: probably none is."""
         buffers = self._buffers(self.resident.nodes)
         sizes = {**self.resident.locked, **({CUDA_MAPPED: buffers} if buffers else {})}
         return tuple(f"{name} {amount(size)}" for name, size in sizes.items())
 
     @property
     def pinned_far(self) -> int:
-        """Bytes of far memory that likely are pinned."""
+        """Bytes of far memory that are probably pinned."""
         return min(
             self.placed[REMOTE], self._buffers(self.far) + sum(self.resident.locked.values())
         )
@@ -131,13 +131,13 @@ class HostMemory:
 
     @property
     def cause(self) -> str | None:
-        """Why it is far, the first of REMEDIES that fits; None: little of it is."""
+        """Why it is far, the first of REMEDIES that applies; None: little of it is."""
         if self.far_part is None or self.far_part < MENTIONED:
             return None
         if self.allowed is not None and self.allowed.isdisjoint(self.near):
             return ALLOCATION
         policy = self.policy or MemoryPolicy(None)
-        # If a policy has near nodes and others, the kernel takes near ones first, unless it
+        # If a policy has both near and far nodes, the kernel takes near ones first, unless it
         # interleaves.
         is_in_turn = (policy.policy or "").endswith("interleave")
         is_sent = policy.nodes - self.near if is_in_turn else not policy.nodes & self.near
@@ -150,11 +150,11 @@ class HostMemory:
         return UNKNOWN if self.placement == UNKNOWN else LATE
 
     def is_notable(self, least: float = LEAST) -> bool:
-        """Return whether so many bytes of it are far, and a notable part of it."""
+        """Return whether `least` bytes or more are far, and a notable part of all."""
         return self.cause is not None and self.placed[REMOTE] >= least
 
     def remedy(self, pid: int | None) -> str | None:
-        """Return the remedy; None: it needs none. `pid`: whose memory a command here may move."""
+        """Return the remedy; None: none is needed. A command here may move the memory of `pid`."""
         if self.cause is None:
             return None
         remedy = REMEDIES[self.cause]
@@ -169,7 +169,7 @@ class HostMemory:
         return f"{remedy}; migratepages {pid} {here} {format_list(near)} moves it now"
 
     def __str__(self) -> str:
-        """Return it as people read it: `host memory 212 GiB, 38% far on node 1`."""
+        """Return the memory in words: `host memory 212 GiB, 38% far on node 1`."""
         parts = [f"host memory {amount(self.size)}"]
         if self.far_part is None:
             parts.append("on unknown nodes")
@@ -189,7 +189,7 @@ _Name = tuple[int, int]  #: pid and start
 
 
 class MemoryMeter:
-    """Samples the memory of processes in turns, and keeps what it found of the others."""
+    """Samples the memory of processes in turns, and keeps the last sample of the others."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds  # of a look
@@ -201,13 +201,13 @@ class MemoryMeter:
     ) -> Mapping[int, HostMemory]:
         """Return the memory of processes by pid; of some only the size may be known yet.
 
-        `processes`: by pid and start, what is near their GPUs, and the placement of their CPUs.
-        `users`: by pid.
+        `processes`: by pid and start, the surroundings of their GPUs, and the placement of their
+        CPUs. `users`: by pid.
         """
         end = time.monotonic() + self._seconds
         self._found = {name: it for name, it in self._found.items() if name in processes}
         for name in [*(processes.keys() - self._found.keys()), *self._found]:
-            with suppress(FutureTimeoutError):  # the last sample stays
+            with suppress(FutureTimeoutError):  # the last sample remains valid
                 sample = partial(_sample, name[0], *processes[name])
                 memory = self._readings.result(name, sample, users.get(name[0]))
                 self._found.pop(name, None)
@@ -232,4 +232,4 @@ def _sample(pid: int, near: Vicinity, placement: str) -> HostMemory:
     memory = HostMemory.of(pid, near, placement)
     if memory.cause is None:
         return memory
-    return replace(memory, policy=policy_of(pid))  # it may walk many pages
+    return replace(memory, policy=policy_of(pid))  # may walk many pages

@@ -1,4 +1,4 @@
-"""The remedies of mismatches, by their cause and by what gave the CPUs; how to end an orphan.
+"""The remedies of mismatches, by their cause and by what gave the CPUs; the end of an orphan.
 
 No remedy ends a process that still computes.
 """
@@ -23,7 +23,7 @@ RESCAN = (
 
 
 def reset_gpu(pci_bus_id: str = "PCI-ADDRESS") -> str:
-    """Return the remedy of a GPU of which NVML reports a fault."""
+    """Return the remedy for a GPU of which NVML reports a fault."""
     return (
         "look for NVRM: Xid in the kernel's log, drain the node, and reset the GPU "
         f"(nvidia-smi -r -i {pci_bus_id}) or reboot"
@@ -45,7 +45,8 @@ class Remedies:
             self._with_workers.add(process.facts.holder)
             if process.facts.holding is not None:
                 self._holders[process.facts.pid] = process
-        #: Pids whose pin needs --force: their far threads have another mask than the main thread.
+        #: Pids whose pin needs --force, as their far threads have another mask than the main
+        #: thread.
         self._to_force = set()
         for process in scan.processes:
             if process.is_mismatch:
@@ -56,11 +57,11 @@ class Remedies:
         self._near = Judge(topology).vicinity
 
     def sentence(self, process: AuditedProcess) -> str | None:
-        """Return the remedies of all that is wrong with a process; None: it needs none."""
+        """Return the remedies for all that is wrong with a process; None: nothing is."""
         return "; ".join(filter(None, (self.of(process), self.end(process)))) or None
 
     def of(self, process: AuditedProcess) -> str | None:
-        """Return the remedy of a process's placement; None: it needs none, or there is none."""
+        """Return the remedy for a process's placement; None: none is needed, or there is none."""
         if not process.is_mismatch or process.cause is None:
             return None
         near = self._near(process.facts.gpus)
@@ -79,19 +80,19 @@ class Remedies:
         return f"{why}{start}; {self._pin(process, near.gpus)} fixes it now"
 
     def of_memory(self, process: AuditedProcess, memory: HostMemory) -> str | None:
-        """Return the remedy of its far memory; None: it needs none."""
+        """Return the remedy for its far memory; None: none is needed."""
         is_pods = process.facts.membership.scheduler == KUBERNETES
         return memory.remedy(None if is_pods else process.facts.pid)
 
     def end(self, process: AuditedProcess) -> str | None:
-        """Return the remedy of an orphan; None: there is none, or it is no orphan."""
+        """Return the remedy for an orphan; None: there is none, or it is no orphan."""
         facts = process.facts
         if process.orphan is None:
             return None
         if facts.state == GONE:
             return "reset the GPU when no other process uses it"
         if is_zombie(facts):
-            # Its parent may be a running job that notices soon: no remedy may kill that.
+            # The parent may be a running job that notices soon: no remedy may kill that.
             if facts.parent <= INIT:
                 return None
             return f"check process {facts.parent}, which must wait(2) for it or end"
@@ -111,13 +112,13 @@ class Remedies:
         target = self._target(process).facts
         is_forced = target.pid in self._to_force
         top = self._scan.tree_tops.get(target.pid)
-        if top is not None and not is_forced:  # force is for the holder's own threads alone
+        if top is not None and not is_forced:  # --force applies only to the holder's own threads
             return pin_command(top, gpu_names(gpus), tree=True, force=False)
         is_tree = target.pid in self._with_workers and target.pid not in self._scan.divided
         return pin_command(target.pid, gpu_names(gpus), tree=is_tree, force=is_forced)
 
     def _allocated(self, facts: ProcessFacts, near: Vicinity) -> str:
-        """Return which CPUs a process was given, and how its job gets near ones."""
+        """Describe which CPUs a process was given, and how its job gets near ones."""
         container = facts.membership.container
         if facts.membership.scheduler == KUBERNETES:
             given = pod_was_given(near, facts.cpuset, facts.given)
@@ -149,7 +150,7 @@ def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
 
 
 def pod_was_given(near: Vicinity, cpuset: CpuSet | None, given: ContainerResources | None) -> str:
-    """Return a clause like `kubelet gave team/train the exclusive CPUs 0-3, no CPU`."""
+    """Describe what kubelet gave: `kubelet gave team/train the exclusive CPUs 0-3, no CPU`."""
     if given is None:
         return f"its pod was given {near.part_of(cpuset)}"
     kind, cpus = ("exclusive", given.cpus) if given.cpus else ("shared", cpuset)
@@ -158,7 +159,7 @@ def pod_was_given(near: Vicinity, cpuset: CpuSet | None, given: ContainerResourc
 
 
 def pod_remedy(near: Vicinity, given: ContainerResources | None) -> str:
-    """Return how a container gets near CPUs: the policies that kubelet needs, and more."""
+    """Describe how a container gets near CPUs: the policies that kubelet needs, and more."""
     if given is not None and given.claims and not given.devices:
         # Source: Kubernetes pkg/kubelet/cm/topologymanager.
         return (

@@ -1,4 +1,4 @@
-"""`affinityd verify`: judges processes by their plans, with all of their threads. Pure."""
+"""`affinityd verify`: judges all threads of processes by the processes' plans. Pure."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Verification:
 
     process: AuditedProcess
     near: Vicinity
-    policy: MemoryPolicy | None = None  #: its main thread's memory policy; None: it cannot be read
+    policy: MemoryPolicy | None = None  #: memory policy of the main thread; None: it cannot be read
     memory: HostMemory | None = None
-    least: int = LEAST  #: bytes from which on far memory counts
-    is_self: bool = False  #: it is the command itself, which ends now: no pin helps
-    doubt: str = ""  #: why it may have been judged by other GPUs than it uses
-    remark: str = ""  #: that its environment names other GPUs than the driver
-    far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
-    remedy: str = ""  #: of the threads that may run far away
-    owner: str | None = None  #: what set its mask; None: nothing, or it is not known
+    least: int = LEAST  #: bytes below which far memory does not count
+    is_self: bool = False  #: it is this command itself, which ends now: no pin helps
+    doubt: str = ""  #: why it may use other GPUs than those it was judged by
+    remark: str = ""  #: remark that its environment and the driver name different GPUs
+    far_nics: tuple[str, ...] = ()  #: sentences about RDMA devices far from the GPUs
+    remedy: str = ""  #: for the threads that may run far away
+    owner: str | None = None  #: what set its mask; None: nothing, or unknown
 
     @cached_property
     def far(self) -> Mapping[str, Sequence[Thread]]:
-        """The threads that may run far away, by placement; none where no pin fixes that."""
+        """The threads that may run far away, by placement; empty if no pin fixes that."""
         if self.process.cause == ALLOCATION:
             return {}
         placed = grouped(self.process.threads, lambda placed: placed.placement)
@@ -56,13 +56,13 @@ class Verification:
 
     @property
     def mismatches(self) -> tuple[str, ...]:
-        """Sentences, each with its remedy."""
+        """Sentences on mismatches, each with its remedy."""
         here = (f"{self._may_run(word)}, and {self.near}; {self.remedy}" for word in self.far)
         return (*here, *self.others)
 
     @property
     def others(self) -> Iterator[str]:
-        """The mismatches that are not of threads that a pin moves."""
+        """Mismatches other than threads that a pin would move."""
         near, policy = self.near, self.policy
         if self.process.cause == ALLOCATION:
             cpuset = self.process.facts.cpuset
@@ -71,7 +71,7 @@ class Verification:
                 f"{near}, and {has}: no pin fixes that; an allocation near the GPU does (Slurm: "
                 "--gres-flags=enforce-binding; Kubernetes: kubelet's Topology Manager)"
             )
-        # One near node is enough: where it may choose, the kernel takes the nearest first.
+        # One near node is enough: the kernel takes the nearest node first if it may choose.
         if policy is not None and policy.nodes and policy.nodes <= near.far_memory:
             remedy = "start it with affinityd exec --memory preferred"
             yield f"its memory policy is {policy}, and {near}; {remedy}"
@@ -80,12 +80,12 @@ class Verification:
 
     @property
     def is_judged(self) -> bool:
-        """Whether it is known which CPUs are near the GPUs that it uses."""
+        """Whether the CPUs near its GPUs are known."""
         return bool(self.near.nodes) and not self.doubt
 
     @property
     def notes(self) -> Iterator[str]:
-        """Remarks that are no mismatch, but worth a look."""
+        """Remarks that are no mismatch, but worth attention."""
         if not self.near.nodes:
             yield f"{self.near}: it cannot be judged"
         yield from self._far_memory(is_most=False)
@@ -101,7 +101,7 @@ class Verification:
         return f"{who} may run on CPUs {cpus} ({word})"
 
     def _far_memory(self, *, is_most: bool) -> Iterator[str]:
-        """Yield a sentence on far memory; `is_most`: if most of it is far, else if less is."""
+        """Yield a sentence on far memory, if most of it is far (`is_most`), or if less is."""
         memory = self.memory
         if memory is None or memory.far_part is None or not memory.is_notable(self.least):
             return
@@ -113,8 +113,8 @@ class Verification:
 def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Verification:
     """Judge one process by the GPUs and the cpuset of its plan.
 
-    The cause is the allocation where its job asked for more CPUs than are near, if the process has
-    the near ones, too.
+    The cause is the allocation if its job asked for more CPUs than are near, and the process has
+    those near ones, too.
     """
     gpus = {rank.gpu.key: rank.gpu for rank in ranks}
     near = vicinity(judge.topology, tuple(gpus.values()), {rank.memory_node for rank in ranks})
@@ -129,7 +129,7 @@ def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Ver
 
 
 def matches(verifications: Sequence[Verification]) -> bool | None:
-    """Return whether all processes are near their GPUs; None: that is not known."""
+    """Return whether all processes are near their GPUs; None: not known."""
     if any(each.mismatches for each in verifications):
         return False
     return True if all(each.is_judged for each in verifications) else None
@@ -138,7 +138,7 @@ def matches(verifications: Sequence[Verification]) -> bool | None:
 def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence[Verification]:
     """Return the findings about a process and its descendants, with one remedy for all.
 
-    `options`: with these a pin finds the same GPUs.
+    `options`: those with which `pin` finds the same GPUs.
     """
     far = [each for each in verifications if each.far]
     is_tree = len(far) > 1

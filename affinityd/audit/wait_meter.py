@@ -1,4 +1,4 @@
-"""Reads from scan to scan how long processes waited, and which others ran on their CPUs."""
+"""Measures how long processes waited between scans, and which other processes ran on their CPUs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from affinityd.linux.scheduling import (
     throttling,
 )
 
-MOST_OTHERS = 64  #: other processes that are read: those that used most CPU time
-MOST_MASKS = 256  #: of the threads of each of them
-LEAST_PART = 0.005  #: of the interval; a process that ran for less is not listed
-#: A process that ran longer than its living threads by this part has had threads that ended.
+MOST_OTHERS = 64  #: how many other processes are read: those that used most CPU time
+MOST_MASKS = 256  #: how many threads of each are read
+LEAST_PART = 0.005  #: proportion of the interval: a process that ran for less is not listed
+#: Part by which a process may have run longer than its living threads; above it, threads have
+#: ended.
 SHORT_LIVED_PART = 0.2
-#: Ticks that a process and its threads may differ by, since they are read one after another.
+#: Ticks by which a process and its threads may differ, since they are read one after another.
 LEAST_TICKS = 5
 
-_Name = tuple[int, int]  #: tid or pid, and start: one thread or process for good
+_Name = tuple[int, int]  #: tid or pid, and start: never names another thread or process
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Other:
     ran: float
     mask: CpuSet
     uid: int | None
-    owner: str | None  #: its job or container
+    owner: str | None  #: name of its job or container
     service: str | None
 
     @classmethod
@@ -60,18 +61,18 @@ class Other:
         """Read the mask, the user and the owner of a process that ran for `ran` seconds."""
         cgroups = cgroups_of(stat.number, proc)
         tids = thread_ids(stat.number, proc)[:MOST_MASKS]
-        # Threads that OpenMP has bound have a CPU each: the main thread's is but one of them.
+        # Threads that OpenMP has bound have a CPU each: the main thread's mask is but one of them.
         mask: set[int] = set()
         for tid in tids:
             mask.update(mask_of(tid) or ())
         owner = membership(cgroups, proc.removesuffix("proc")).owner
         unit = service(cgroups)
-        if unit is not None and unit.startswith("user@"):  # it runs a user's own processes
+        if unit is not None and unit.startswith("user@"):  # the unit runs a user's own processes
             unit = None
         return cls(stat, ran, frozenset(mask), uid_of(stat.number, proc), owner, unit)
 
     def kind(self, process: ProcessFacts) -> str:
-        """Return its kind for a process: one job or container, else one session, is alike."""
+        """Return its kind for a process: the same job or container, else the same session, or other."""
         stat = self.stat
         owner = process.membership.owner
         is_same = owner is not None and owner == self.owner
@@ -89,7 +90,7 @@ class Other:
 
 
 def runners_beside(process: ProcessFacts, cpus: CpuSet, others: Iterable[Other]) -> list[Runner]:
-    """Return the processes that ran on some CPUs of a process, those that ran longest first."""
+    """Return the processes that ran on some CPUs of a process, the longest runners first."""
     runners = []
     for other in others:
         stat = other.stat
@@ -107,21 +108,21 @@ def _longest_first(runner: Runner) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class _Look:
-    """The counters at one moment."""
+    """All counters at one moment."""
 
     time: float  #: seconds since boot
-    stolen: Mapping[int, float]  #: by CPU: seconds that the hypervisor took of it
+    stolen: Mapping[int, float]  #: CPU → seconds that the hypervisor took of it
     processes: Mapping[_Name, ProcessFacts]  #: the waiters
     times: Mapping[_Name, ThreadTime]
-    throttled: Mapping[str, Throttling]  #: by folder of a cgroup
-    others: Mapping[_Name, int] | None  #: ticks of every process; None: they were not read
+    throttled: Mapping[str, Throttling]  #: folder of a cgroup → its throttling
+    others: Mapping[_Name, int] | None  #: ticks of every process; None: not read
 
 
 class WaitMeter:
-    """Measures from look to look how long processes waited.
+    """Measures between two calls how long processes waited.
 
-    To read every process costs as much as a scan: that is done while some process waits, or at
-    each look where `names_others`.
+    To read every process costs as much as a scan: that is done while some process waits, or at each
+    call if `names_others`.
     """
 
     def __init__(self, proc: str = PROC, *, names_others: bool = False) -> None:
@@ -132,15 +133,15 @@ class WaitMeter:
         self._names_others = names_others
         self._reads_others = names_others
         self._before: _Look | None = None
-        self._looks: dict[_Name, _Look] = {}  # by waiter: the last one at which it was seen
-        self._folders: dict[str, list[str]] = {}  # of cgroups that count, by /proc/PID/cgroup
+        self._looks: dict[_Name, _Look] = {}  # waiting process → the last counters that have it
+        self._folders: dict[str, list[str]] = {}  # by /proc/PID/cgroup, if throttling is counted
 
     def look(
         self, waiters: Sequence[ProcessFacts], processes: ProcessTable, now: float
     ) -> Mapping[int, Waits]:
-        """Return the waits since the last look, by pid; `now`: seconds since boot.
+        """Return the waits since the last call, by pid; `now`: seconds since boot.
 
-        The waits of a new process are not known, and none where the kernel does not count.
+        Unknown are the waits of a new process, and of all processes if the kernel does not count.
         """
         before = self._before
         look = self._counters(waiters, processes, now)
@@ -156,7 +157,7 @@ class WaitMeter:
         waits_of = {}
         self._reads_others = self._names_others
         for waiter in waiters:
-            since = looks.get((waiter.pid, waiter.start), before)  # not seen for a while
+            since = looks.get((waiter.pid, waiter.start), before)  # maybe an earlier one
             waits = self._waits(waiter, since, look, others)
             if waits is not None:
                 waits_of[waiter.pid] = waits
@@ -167,7 +168,7 @@ class WaitMeter:
     def _waits(
         self, waiter: ProcessFacts, since: _Look, look: _Look, others: Sequence[Other]
     ) -> Waits | None:
-        """Return how long a process waited between two looks; None: it is known of no thread."""
+        """Return how long a process waited between two moments; None: unknown for all threads."""
         seconds = look.time - since.time
         times = self._thread_times(waiter, since, look)
         if not times:
@@ -235,7 +236,7 @@ class WaitMeter:
         )
 
     def _times(self, waiter: ProcessFacts) -> Mapping[_Name, ThreadTime]:
-        """Read the times of all its threads: one that waits may have run for no full tick."""
+        """Read the times of all threads: one that waits may have run for less than a tick."""
         times = {}
         for thread in waiter.threads:
             time = thread_time(waiter.pid, thread.tid, self._proc)
@@ -245,7 +246,7 @@ class WaitMeter:
 
     @staticmethod
     def _thread_times(waiter: ProcessFacts, before: _Look, look: _Look) -> dict[int, ThreadTime]:
-        """Return by tid how long its threads ran and waited since the last look.
+        """Return how long the threads ran and waited since the last call, by tid.
 
         All time counts of a thread that began since then: the process did not have it, or the
         process was not seen before.
@@ -260,7 +261,8 @@ class WaitMeter:
             is_new = thread.start >= before.time * TICKS
             if waiter_before is not None:
                 is_new = name not in threads_before
-            # A thread that calls execve(2) takes the main one's id and start, not its times.
+            # A thread that calls execve(2) gets the id and start of the main thread, but not its
+            # times.
             first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
             last = look.times.get(name)
             if first is not None and last is not None:
@@ -272,9 +274,9 @@ class WaitMeter:
     def _limit(
         self, waiter: ProcessFacts, before: _Look, look: _Look
     ) -> tuple[Throttling, str | None]:
-        """Return the throttling of its cgroup, or of the one above that was throttled longest.
+        """Return the throttling of its cgroup, or of the parent that was throttled longest.
 
-        A cgroup that was made again under its name, as at a container's restart, counts from 0.
+        A cgroup that was removed and made again, as at a container's restart, counts from 0.
         """
         since = []
         for folder in self._folders[waiter.cgroups]:

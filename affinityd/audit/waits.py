@@ -1,6 +1,6 @@
-"""How long the threads of a process waited for a CPU, and the facts beside it. Pure.
+"""How long the threads of a process waited for a CPU, and the facts that explain it. Pure.
 
-A remedy follows from a fact that the kernel counts; where no fact explains the wait, none is given.
+A remedy follows from a fact that the kernel counts; without such a fact there is none.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM = "throttled", "own_threads", "neighbor
 WAIT_CAUSES = (THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM)
 
 SHORT_LIVED = "short-lived threads"  #: why the waits of a process are not known
-NOTABLE = 0.01  #: a process waits if its threads do for more than this part of the interval
+NOTABLE = 0.01  #: a process waits if its threads do so for more than this part of the interval
 KNOWN = 0.2  #: a fact explains a wait if it accounts for this part of it
-MOSTLY = 0.5  #: of its periods: a limit that was used up in these is the cause
+MOSTLY = 0.5  #: part of a limit's periods: a limit that was used up in so many is the cause
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Runner:
     pid: int
     name: str
     owner: str | None  #: its job, container or service
-    ran: float  #: its CPU time × the part of its mask that is among these CPUs
+    ran: float  #: its CPU time × the part of its mask that lies in the CPUs in question
 
 
 @dataclass(frozen=True)
@@ -38,28 +38,28 @@ class Waits:
 
     seconds: float  #: of the interval
     waited: float | None  #: of all threads together; None: threads began and ended meanwhile
-    ran: float = 0.0  #: of all threads that may run on `cpus` alone, together
+    ran: float = 0.0  #: of all threads that may run only on `cpus`, together
     cpus: CpuSet = frozenset()  #: on which the waiting threads may run
     elsewhere: CpuSet = frozenset()  #: the other CPUs that are online
-    throttled: float = 0.0  #: of its cgroup or of one above, the longest, over CPUs
-    used_up: float = 0.0  #: the part of the limit's periods in which its cgroup used it up
+    throttled: float = 0.0  #: of its cgroup or a parent, the longest; summed over CPUs
+    used_up: float = 0.0  #: the part of the limit's periods in which the cgroup used the limit up
     limited: str | None = None  #: the folder of the cgroup with the limit
-    stolen: float = 0.0  #: from these CPUs by the hypervisor, whichever process ran
-    runners: Sequence[Runner] = ()  #: that ran there meanwhile, the longest first
-    threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: by tid, of those measured
-    is_bound_to_one: bool = False  #: the waiting threads may run on one CPU, others on more
+    stolen: float = 0.0  #: by the hypervisor from `cpus`, whichever process ran
+    runners: Sequence[Runner] = ()  #: processes that ran on `cpus`, the longest runners first
+    threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: measured ones, by tid
+    is_bound_to_one: bool = False  #: the waiting threads may run on one CPU only, others on more
 
     @property
     def others(self) -> Sequence[Runner]:
-        """The processes of other jobs that ran there."""
+        """The processes of other jobs that ran on `cpus`."""
         return [runner for runner in self.runners if runner.kind != OWN_THREADS]
 
     @property
     def cause(self) -> str | None:
-        """The fact that explains the wait; None: it hardly waited, or none does."""
+        """The fact that explains the wait; None: hardly any wait, or no fact."""
         if self.waited is None or self.waited < NOTABLE * self.seconds:
             return None
-        # Even alone the process would have run no longer than its limit.
+        # Even alone on its CPUs the process would have run no longer than its limit.
         if self.used_up >= MOSTLY or self.throttled >= MOSTLY * self.waited:
             return THROTTLED
         ran_by_job = self.ran + sum(it.ran for it in self.runners if it.kind == OWN_THREADS)
@@ -72,7 +72,7 @@ class Waits:
 
 
 def remedy(waits: Waits, scheduler: str | None, bound_by: str | None = None) -> str | None:
-    """Return the remedy of what explains a process's waits; None: there is none.
+    """Return the remedy for the cause of a process's waits; None: there is none.
 
     `scheduler`: of its job. `bound_by`: what set its threads' masks; None: that was not read.
     """

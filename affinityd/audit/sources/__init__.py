@@ -1,6 +1,6 @@
-"""The holders of GPUs: NVIDIA's by NVML, AMD's by KFD, others' by open device files."""
+"""The holders of GPUs: NVIDIA's by NVML, AMD's by KFD, other vendors' by open device files."""
 
-# ruff: noqa: PTH115, PTH116, PTH208 - thousands of files are looked at; pathlib is slower
+# ruff: noqa: PTH115, PTH116, PTH208 - pathlib is slow for thousands of files
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class HolderSources:
         hold: str = HOLD,
         clock: Callable[[], float] = since_boot,
     ) -> None:
-        """Take the function that calls NVML; while the file `hold` exists, it is not called."""
+        """Take the function that calls NVML, which is not called while the file `hold` exists."""
         self._proc = proc
         self._sys = sys
         self._clock = clock
         self._ask_nvml = ask_nvml
         self._maintenance = DriverMaintenance(sys, hold, proc)
         self._driver = driver
-        self._late = 0  # scans in a row in which NVML did not answer in time
+        self._late = 0  # how many scans in a row got no answer of NVML in time
         self._files = DeviceFileScanner(proc, sys, dev)
-        self._seen: dict[str, Gpu] = {}  # by PCI address: all whose processes were known once
+        self._seen: dict[str, Gpu] = {}  # GPUs whose processes were known once
 
     def held(self, topology: Topology) -> GpuHolders:
-        """Return the holders of the GPUs now, and the GPUs with unknown holders."""
+        """Return the current holders of the GPUs, and the GPUs whose holders are unknown."""
         asked = self._clock()
         gpus = topology.gpus
         if not _sees_all_pids(self._proc):
@@ -57,7 +57,7 @@ class HolderSources:
             return replace(GpuHolders.unknown_of(gpus, why), asked=asked)
         of_vendor: defaultdict[str, list[Gpu]] = defaultdict(list)
         for gpu in gpus:
-            is_listed = gpu.vendor in {"nvidia", "amd"}  # their drivers list processes
+            is_listed = gpu.vendor in {"nvidia", "amd"}  # the driver lists processes
             of_vendor[gpu.vendor if is_listed else "other"].append(gpu)
         nvml = self._nvml_holders(of_vendor["nvidia"])
         kfd = kfd_holders(of_vendor["amd"], self._sys)
@@ -77,13 +77,13 @@ class HolderSources:
     def _nvml_holders(self, gpus: Sequence[Gpu]) -> GpuHolders:
         if not gpus:
             return GpuHolders()
-        # NVML would load a driver that was unloaded, and disturb an upgrade.
+        # NVML would load a driver that was unloaded, and disturb its upgrade.
         is_loaded = os.path.exists(f"{self._driver}/version")  # noqa: PTH110 - a scan is cheap
         reason = self._maintenance.reason() if is_loaded else "NVIDIA's driver is not loaded"
         if reason:
             return GpuHolders.unknown_of(gpus, reason)
         report = self._ask_nvml(NVML_SECONDS)
-        # A busy CPU may make the answer late, too.
+        # The answer may also be late because CPUs are busy.
         if report.is_late:
             self._late += 1
         else:
@@ -92,7 +92,7 @@ class HolderSources:
         return processes_of(replace(report, has_hung=has_hung), gpus)
 
     def _gone(self, gpus: Sequence[Gpu], unknown: Collection[GpuKey]) -> tuple[Gpu, ...]:
-        """Return the GPUs that worked before and are gone; one with vfio-pci is used elsewhere."""
+        """Return the GPUs that worked before and are gone, without those given to vfio-pci."""
         addresses = set()
         uuids = set()
         for gpu in gpus:
@@ -131,7 +131,7 @@ def _by_index(gpu: GpuKey) -> tuple[int, str]:
 
 
 def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]:
-    """Return each process with the GPUs that it works on, by ascending pid.
+    """Return each process with the GPUs on which it works, by ascending pid.
 
     It works on the GPU in which it holds most memory, and on those with a quarter of that: a mere
     context, as NCCL leaves on GPU 0, is 300 to 500 MiB. A GPU in which its memory is not known
@@ -153,8 +153,8 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
     return tuple(by_process)
 
 
-NVML_SECONDS = 10.0  #: that NVML may take to answer
-MOST_LATE = 3  #: scans in a row without an answer: NVML hangs
+NVML_SECONDS = 10.0  #: seconds that NVML may take to answer
+MOST_LATE = 3  #: after so many scans in a row without an answer, NVML hangs
 
 
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
@@ -191,7 +191,7 @@ def _find(gpu: Gpu, reports: Iterable[GpuProcesses]) -> GpuProcesses | None:
 
 
 def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
-    """Whether NVML lists these processes for this GPU: indices shift when a GPU is gone."""
+    """Whether an NVML list is this GPU's: indices shift when a GPU is gone."""
     for known, now in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
         if known and now:
             return known == now
@@ -201,7 +201,7 @@ def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
 def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
     """Yield each process once, with its memory in all MIG devices, and the device with most of it.
 
-    Where a process is listed twice for a device, the larger size counts.
+    If a process is listed twice for a device, the larger size counts.
     """
     sizes_of: dict[int, dict[str | None, int | None]] = defaultdict(dict)
     for process in processes:
@@ -218,8 +218,8 @@ def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
 
 
 # The holders of AMD's GPUs: /sys/class/kfd/kfd/proc/PID, kernel drivers/gpu/drm/amd/amdkfd/
-# kfd_process.c. A process uses a GPU in which it holds memory (vram_GPUID) or has a queue. To read
-# sdma_GPUID would stop its queues. Newer kernels have folders context_N with the same files.
+# kfd_process.c. A process uses a GPU in which it holds memory (vram_GPUID) or has a queue. Do not
+# read sdma_GPUID: that stops its queues. Newer kernels have folders context_N with the same files.
 
 KFD = "class/kfd/kfd"
 
@@ -275,16 +275,16 @@ def _uses(folder: str) -> Mapping[str, int]:
 
 
 # Holders by open device files, for drivers that list no processes: proc_pid_fd(5). A file's place
-# in sysfs tells its GPU: /sys/dev/char/MAJ:MIN. Ascend's have no place there: /dev/davinciN is
-# taken to be the N-th NPU in PCI bus order.
+# in sysfs tells its GPU: /sys/dev/char/MAJ:MIN. Ascend's files have no place there: /dev/davinciN
+# is taken to be the N-th NPU in PCI bus order.
 
-EVERY = 8  #: scans until a process without such a file is looked at again
+EVERY = 8  #: a process without such a file is checked again after this many scans
 
-#: Seconds that a scan may take; new processes and holders that were not reached are read at the
+#: Seconds that a scan may take; new processes and holders that it does not reach are read at the
 #: next scan.
 LIMIT = 2.0
 
-#: Device files that are opened to manage a GPU, not to compute.
+#: Device files that programs open to manage a GPU, not to compute.
 _is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
 
 
@@ -296,13 +296,13 @@ class GpuDeviceFiles:
     names: frozenset[str]  #: their names in /dev
 
     def is_one(self, target: str) -> bool:
-        """Whether an open file, by its path, may be one of them.
+        """Whether an open file, by its path, may be a GPU's device file.
 
         Files elsewhere are skipped: stat(2) may wait for a file server that does not answer.
         """
         if target.rpartition("/")[2] in self.names:
             return True
-        # Files that most processes have open.
+        # Files that most processes have open, skipped for speed.
         common = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108
         return target.startswith("/dev/") and not target.startswith(common)
 
@@ -312,7 +312,7 @@ class GpuDeviceFiles:
         for name in listed(folder):
             link = f"{folder}/{name}"
             if self.is_one(_target(link)):
-                number = _number(link)  # containers keep the numbers of devices
+                number = _number(link)  # device numbers are the same in containers
                 if number is not None and number in self.gpu_of:
                     keys.add(self.gpu_of[number])
         return keys
@@ -334,10 +334,10 @@ class DeviceFileScanner:
         self._clock = clock
         self._scan = 0
         self._files = GpuDeviceFiles({}, frozenset())
-        self._known: dict[int, bool] = {}  # pid → whether it held a file when it was looked at
+        self._known: dict[int, bool] = {}  # pid → whether it had a device file open
 
     def found(self, gpus: Sequence[Gpu]) -> GpuHolders:
-        """Return the holders of the GPUs' files, as far as they can be seen."""
+        """Return the holders of the GPUs' files, as far as they are visible."""
         if not gpus:
             return GpuHolders()
         files = device_files(gpus, self._sys, self._dev)
@@ -373,7 +373,7 @@ class DeviceFileScanner:
         return GpuHolders(tuple(holdings), unknown, skipped=skipped)
 
     def _due(self) -> list[int]:
-        """Return the processes to look at: new ones, holders, and of the others a part."""
+        """Return the pids to check: new processes, holders, and a part of the others."""
         self._scan += 1
         known = {}
         new = []
@@ -393,7 +393,7 @@ class DeviceFileScanner:
 
 
 def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> GpuDeviceFiles:
-    """Return the GPUs' device files: by sysfs, and of those that have no place there, by name."""
+    """Return the GPUs' device files: by sysfs; by name if they have no place there."""
     gpu_of = {}
     names = set()
     for number, name, key in _by_place(gpus, sys):
@@ -418,14 +418,14 @@ def _by_place(gpus: Sequence[Gpu], sys: str) -> Iterator[tuple[int, str, GpuKey]
         *folders, name = _target(f"{folder}/{entry}").split("/")
         major, _, minor = entry.partition(":")
         if not _is_control(name):
-            for address in reversed(folders):  # a bridge may be above it
+            for address in reversed(folders):  # the nearest first: a bridge may be above the GPU
                 if address in at:
                     yield os.makedev(int(major), int(minor)), name, at[address]
                     break
 
 
 def _sees_all(proc: str) -> bool:
-    """Whether open files of other users, and of root's first process, can be read."""
+    """Whether the open files of other users, and of root's first process, can be read."""
     try:
         os.listdir(f"{proc}/{INIT}/fd")
     except OSError:  # without the capabilities; or hidepid= of proc(5)
@@ -436,13 +436,13 @@ def _sees_all(proc: str) -> bool:
 def _target(link: str) -> str:
     try:
         return os.readlink(link)
-    except OSError:  # it was closed, or the process has ended
+    except OSError:  # the file was closed, or the process has ended
         return ""
 
 
 def _number(path: str) -> int | None:
     try:
         found = os.stat(path)
-    except OSError:  # it was closed, or is not there
+    except OSError:  # the file was closed, or is not there
         return None
     return found.st_rdev if stat.S_ISCHR(found.st_mode) else None

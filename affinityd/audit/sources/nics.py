@@ -22,14 +22,14 @@ from affinityd.topology.rdma import NearNic, nics_of_gpus, verbs_ports
 
 @dataclass(frozen=True)
 class NicUse:
-    """The RDMA devices that a process names, and those that it has open."""
+    """The RDMA devices that a process names, and those that it has opened."""
 
-    variables: Mapping[str, str] = field(default_factory=dict)  #: those of NIC_VARIABLES set
+    variables: Mapping[str, str] = field(default_factory=dict)  #: the NIC_VARIABLES that are set
     opened: tuple[str, ...] = ()  #: devices
 
 
 def far_nics(topology: Topology, gpus: Sequence[Gpu], use: NicUse) -> Iterator[str]:
-    """Yield sentences, each with its remedy, about a process that uses none of its GPUs' NICs."""
+    """Yield a sentence with its remedy if a process uses none of the NICs near its GPUs."""
     nics = nics_of_gpus(topology)
     best: list[NearNic] = []
     nearest: set[str] = set()
@@ -57,7 +57,7 @@ def far_nics(topology: Topology, gpus: Sequence[Gpu], use: NicUse) -> Iterator[s
 
 
 def _are_far(topology: Topology, gpus: Sequence[Gpu], devices: Collection[str]) -> bool:
-    """Whether there are such RDMA devices, and all are in other NUMA nodes than the GPUs."""
+    """Whether `devices` exist, and all of them are in other NUMA nodes than the GPUs."""
     links: set[str] = set()
     for nic in topology.nics:
         if any(port.device in devices for port in nic.ports):
@@ -66,7 +66,7 @@ def _are_far(topology: Topology, gpus: Sequence[Gpu], devices: Collection[str]) 
 
 
 def _named(topology: Topology, library: str, said: str) -> Collection[str]:
-    """Return the devices that a list like `mlx5_0:1,mlx5_1` means to a library."""
+    """Return the devices that a library selects by a list like `mlx5_0:1,mlx5_1`."""
     if said.startswith("^"):
         return ()
     names = []
@@ -84,7 +84,7 @@ def _named(topology: Topology, library: str, said: str) -> Collection[str]:
 
 
 def nic_use(pid: int, root: str = "") -> NicUse:
-    """Return a process's choice of RDMA devices, and those that it has open, where readable.
+    """Return the RDMA devices that a process has chosen and opened, as far as readable.
 
     Files: /dev/infiniband/uverbsN, named by /sys/class/infiniband_verbs/uverbsN/ibdev; /dev/cxiN.
     """
