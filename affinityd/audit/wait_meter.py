@@ -72,7 +72,7 @@ class Other:
         return cls(stat, ran, frozenset(mask), uid_of(stat.number, proc), owner, unit)
 
     def kind(self, process: ProcessFacts) -> str:
-        """Return its kind for a process: the same job or container, else the same session, or other."""
+        """Return its kind for a process; of the same job, container or session: OWN_THREADS."""
         stat = self.stat
         owner = process.membership.owner
         is_same = owner is not None and owner == self.owner

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     Raises SystemExit for bad usage that argparse finds.
     """
     if argv and argv[0].startswith("-") and "--" in argv:
-        argv = ["exec", *argv]  # `affinityd -- CMD` means exec: a job must not fail for a word
+        argv = ["exec", *argv]  # `affinityd -- CMD` means exec: a missing word must not fail a job
     if argv and argv[0] == "help":
         argv = [*argv[1:2], "--help"]
     name = _command(argv[0] if argv else "")
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         return int(getattr(command, "TROUBLE", error.exit_code))
     except ModuleNotFoundError as error:
         if name == "exec" or (error.name or "").startswith("affinityd"):
-            raise  # a part of affinityd is missing, not an extra
+            raise  # a part of affinityd itself is missing, not an extra
         say(
             f"affinityd {name}: {error.name} is not installed; install the package "
             "affinityd-daemon, or affinityd's extra daemon (docs/install.md)"
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser_of(name: str) -> Parser:
-    """Return the parser of a command; `exec` has one of its own, and the same options."""
+    """Return the parser of a command; exec's own parser has the same options."""
     from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
 
     command = _import(name)
@@ -80,7 +80,7 @@ def _import(name: str) -> ModuleType:
     """Import a command. Raises ImportError if a file of it cannot be read."""
     try:
         return import_module(f"affinityd.cli.commands.{name}")
-    except OSError as error:  # `entry` would take it for an error of stdout
+    except OSError as error:  # `entry` would take an OSError for an error of stdout
         raise ImportError(f"{name} cannot be imported: {error}") from error
 
 
@@ -89,8 +89,8 @@ def entry() -> None:
     if sys.argv[1:2] == ["serve"]:
         from affinityd import daemon  # noqa: PLC0415 - only the daemon needs it
 
-        daemon.hold_signals()  # until handlers for them are set
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?
+        daemon.hold_signals()  # signals wait until their handlers are set
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows a ?
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -105,7 +105,7 @@ def entry() -> None:
         give_up_stdout()
         code = 1
     except KeyboardInterrupt:
-        code = 130  # 128 + SIGINT, as a shell has it
+        code = 130  # 128 + SIGINT, as in a shell
     sys.exit(code)
 
 

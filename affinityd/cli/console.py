@@ -1,4 +1,4 @@
-"""Printing that commands share: names of options, tables, and remarks on stderr."""
+"""Printing that commands share: option names, tables, and remarks on stderr."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from affinityd.text import one_line
 
-TROUBLE = 2  #: exit code of every error, of commands whose 1 is an answer
+TROUBLE = 2  #: exit code of an error, for commands where 1 is an answer
 
 
 def give_up_stdout() -> None:
-    """Point stdout at /dev/null: else Python would write its buffer at exit, and fail."""
+    """Point stdout at /dev/null: otherwise Python would write its buffer at exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -26,8 +26,8 @@ def say(text: str) -> None:
     if sys.stderr is not None:
         try:
             sys.stderr.write(f"{one_line(text)}\n")
-        except OSError:  # no reader: the command goes on without this line,
-            sys.stderr = None  # and Python must not write it at its end
+        except OSError:  # no reader: the command continues without this line,
+            sys.stderr = None  # and Python must not write it at exit
 
 
 def aligned(

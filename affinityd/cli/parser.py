@@ -17,7 +17,7 @@ from affinityd.text import one_line, quote
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with errors of one line, and without abbreviations."""
+    """An ArgumentParser whose errors are one line, and which takes no abbreviations."""
 
     def __init__(self, **options: object) -> None:
         """Take ArgumentParser's options."""
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON document") -> None:
-    """Add --format with `plain` or json, and --json. The last one given counts."""
+    """Add --format with `plain` or json, and --json. The last one on the command line counts."""
     parser.add_argument(
         "--format", choices=(plain, "json"), default=plain, help=f"{plain} (default), or {json}"
     )
@@ -72,7 +72,7 @@ def duration(text: str) -> float:
 def add_settings(parser: Parser, names: Iterable[str], shown: Container[str] = ()) -> None:
     """Add flags for settings, each of which is also a variable and a line of the file.
 
-    The help has those `shown`, or all.
+    The help shows the `shown` ones, or all.
     """
     group = parser.add_argument_group(
         "settings", f"also AFFINITYD_* variables and lines of {config.DEFAULT_PATH}"
@@ -86,7 +86,7 @@ def add_settings(parser: Parser, names: Iterable[str], shown: Container[str] = (
 
 
 def sockets(arguments: argparse.Namespace) -> list[str]:
-    """Return where to look for a daemon: at --socket, else as every client does."""
+    """Return the sockets of a daemon: --socket, else those that every client tries."""
     variables = config.variables()
     if arguments.socket is not None:
         variables[f"{config.PREFIX}SOCKET"] = arguments.socket
@@ -101,7 +101,7 @@ def load_settings(arguments: argparse.Namespace) -> settings.Settings:
     return settings.load(flags, names=names)
 
 
-#: The parameters of a plan that many commands have; the others are each command's own.
+#: Plan parameters that many commands take; the other parameters are each command's own.
 PLAN_OPTIONS = tuple(
     name for name in PARAMETERS if name not in {"format", "observe", "choose", "gpus_per_rank"}
 )
@@ -110,7 +110,7 @@ DEVICE_OPTIONS = ("gpus", "rank", "ranks", "job", "visible", "granted")
 
 
 def add_plan_options(parser: Parser, title: str, names: Iterable[str]) -> None:
-    """Add parameters of a plan; the help has those that people type, docs/api.md the others."""
+    """Add parameters of a plan; the help shows those that people type, docs/api.md the others."""
     group = parser.add_argument_group(title, "docs/api.md has more of them")
     typed = {"gpus", "mode", "cpuset", "visible"}
     for name in names:
@@ -120,7 +120,7 @@ def add_plan_options(parser: Parser, title: str, names: Iterable[str]) -> None:
             text = parameter.help
         if name == "mode":
             text = f"{text}: {', '.join(parameter.schema['enum'])} (default: node)"
-        if parameter.schema["type"] == "boolean":  # without a value it means true
+        if parameter.schema["type"] == "boolean":  # without a value the option means true
             group.add_argument(flag(name), nargs="?", const="true", action="append", help=text)
         else:
             group.add_argument(flag(name), metavar=name.upper(), action="append", help=text)

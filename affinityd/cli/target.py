@@ -1,4 +1,4 @@
-"""A command's target process, its plan, and its GPUs: by its environment, else by the driver."""
+"""A command's target process, its plan, and its GPUs: from its environment, else the driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from affinityd.topology.nearness import name_gpus, near_nodes
 
 def process_id(text: str) -> int:
     """Parse a PID. Raises ArgumentTypeError."""
-    pid = whole_number(text, 2**32)  # more than any pid
+    pid = whole_number(text, 2**32)  # larger than any pid
     if not pid:
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a PID; a PID is a number from 1")
     return pid
@@ -38,7 +38,7 @@ def process_id(text: str) -> int:
 
 def living(pid: int) -> Stat:
     """Return a process that can be pinned. Raises TargetError, which explains why not."""
-    if not isinstance(pid, int) or pid < 1:  # of a caller of affinityd.verify
+    if not isinstance(pid, int) or pid < 1:  # a caller of affinityd.verify may pass any value
         raise TargetError(f"pid={pid!r} is not a PID; a PID is a whole number from 1")
     stat = stat_of(pid)
     if stat is None:
@@ -56,7 +56,7 @@ def living(pid: int) -> Stat:
 
 
 def shown(stat: Stat) -> str:
-    """Return a process as a message names it."""
+    """Return a process's name for messages."""
     return f"process {stat.number} ({stat.name})"
 
 
@@ -65,7 +65,7 @@ def _known_node() -> Node:
 
 
 def this_machine(lack: str) -> Node:
-    """Return the machine that this command runs on.
+    """Return the machine on which this command runs.
 
     Raises AffinityError for a replayed one; `lack` is part of the message.
     """
@@ -87,7 +87,8 @@ class ProcessPlanner:
     """Plans for running processes; the constructor reads the node."""
 
     chosen: Mapping[str, str]  #: parameters of a plan
-    #: How cores are divided counts as well, as the site's settings and the process's variables say.
+    #: Whether it matters how cores are divided, as the site's settings and the process's variables
+    #: say.
     divides: bool
     node: Node = field(default_factory=_known_node)
     context: Callable[[Stat], ProcessContext] = field(default_factory=_cached_contexts)
@@ -97,14 +98,14 @@ class ProcessPlanner:
         return self.context(stat).cpuset or self.node.topology.online
 
     def _variables(self, process: ProcessContext) -> dict[str, str]:
-        """Return the site's and the process's variables that count for its plan."""
+        """Return the variables of the site and the process that affect its plan."""
         variables = config.variables()
         for name, text in (process.environ or {}).items():
             if text:
                 variables[name] = text
         if self.divides:
             return variables
-        # The number of CPUs is no choice of how to divide them.
+        # The number of CPUs does not choose how to divide them.
         return {name: text for name, text in variables.items() if name == config.CPUS}
 
     def plan(self, stat: Stat, gpus: Sequence[Gpu] = ()) -> Reply:
@@ -144,7 +145,7 @@ class ProcessPlanner:
         except BoundError:
             if self.divides:
                 raise
-        # What bound the process does not matter for whether it is near.
+        # Whether the process is near does not depend on what bound it.
         task = replace(task, bound=None, slurm=replace(slurm, masks=()))
         request = request._replace(task=task)
         return local_plan.plan_request(self.node, request, caller)
@@ -152,7 +153,7 @@ class ProcessPlanner:
     def doubt(self, stat: Stat) -> str | None:
         """Return why this process may number its GPUs differently from here; None: it does not.
 
-        Where Slurm constrains devices, each task counts from 0, in a cgroup that tells no limits.
+        If Slurm constrains devices, each task counts from 0, in a cgroup that shows no limits.
         """
         process = self.context(stat)
         this = ProcessContext.of_self()
@@ -162,7 +163,7 @@ class ProcessPlanner:
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.node.topology.gpus)
         is_elsewhere = cgroups_of(process.pid) != cgroups_of(this.pid)
-        has_dev = process.devices != this.devices  # a container: its /dev lists them
+        has_dev = process.devices != this.devices  # a container, whose own /dev lists its GPUs
         if not job or "granted" in self.chosen or not is_part or not is_elsewhere or has_dev:
             return None
         return (
@@ -175,18 +176,18 @@ class ProcessPlanner:
 class UsedGpus:
     """The GPUs of processes, by pid."""
 
-    reply: Reply  #: the plan of the process itself
-    ranks: Mapping[int, Sequence[RankPlan]]  #: a process that is left out works for its parent
-    doubts: Mapping[int, str]  #: why a process may use only some of them
-    remarks: Mapping[int, str]  #: that the environment names others than the driver
-    by_driver: bool = False  #: it has named the GPUs of some
+    reply: Reply  #: plan of the target process itself
+    ranks: Mapping[int, Sequence[RankPlan]]  #: a process that is missing works for its parent
+    doubts: Mapping[int, str]  #: pid → why the process may use only some of them
+    remarks: Mapping[int, str]  #: the environment names other GPUs than the driver
+    by_driver: bool = False  #: whether the driver, not the environment, named some
 
 
 def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> UsedGpus:
-    """Return the GPUs of a process and its descendants, as a launcher's ranks have them.
+    """Return the GPUs of a process and its descendants, which may be a launcher's ranks.
 
-    Unless the user has named GPUs, the driver is asked. Its answer counts where the environment
-    names other GPUs, or all. Raises AffinityError if there is no plan for the process itself.
+    Unless the user has named GPUs, the driver is asked. Its answer counts if the environment names
+    other GPUs, or all. Raises AffinityError if there is no plan for the process itself.
     """
     held = GpuHolders()
     if planner.node.replayed:
@@ -204,7 +205,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     by_driver = bool(remarks)
     unclear = set()
     for pid, gpus in used.items():
-        # One element: all GPUs are near the same CPUs, and it does not matter which one it uses.
+        # Only one place: all GPUs are near the same CPUs, and it does not matter which one it uses.
         places = {near_nodes(planner.node.topology, gpu) for gpu in gpus_of(gpus.reply.ranks)}
         if is_named or gpus.is_named or len(places) <= 1:
             continue
@@ -213,7 +214,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
         else:
             unclear.add(pid)
     doubts = {}
-    if ranks.keys() <= unclear:  # else the others use none: they start those that do, or help them
+    if ranks.keys() <= unclear:  # otherwise they use no GPU: they start or help processes that do
         doubts = {pid: _doubt(planner, ranks[pid], held) for pid in unclear}
     else:
         for pid in unclear - {process.number}:
@@ -228,7 +229,7 @@ class FoundGpus:
     reply: Reply
     ranks: Sequence[RankPlan]
     is_named: bool  #: by its environment
-    remark: str = ""  #: that its environment names others
+    remark: str = ""  #: remark that its environment names other GPUs
 
 
 def _gpus_of_process(
@@ -236,7 +237,7 @@ def _gpus_of_process(
 ) -> FoundGpus:
     """Return the GPUs of a process by its environment; the driver says that it uses `keys`.
 
-    Raises AffinityError where neither names one.
+    Raises AffinityError if neither names one.
     """
     planned: Sequence[RankPlan] = ()
     is_named = False

@@ -18,23 +18,23 @@ from affinityd.request.environment import ALLOWED, CPULIST, GPUS, NIC_VARIABLES,
 from affinityd.request.process_plan import ProcessPlan
 from affinityd.text import count, one_line, quote
 
-if TYPE_CHECKING:  # it takes longer to import than Python to start, and few ranks have a policy
+if TYPE_CHECKING:  # importing it takes longer than starting Python, and few ranks have a policy
     from affinityd.linux.memory_policy import MemoryPolicy
 
-UNPINNED_BECAUSE = "AFFINITYD_UNPINNED"  #: why a process was not pinned
+UNPINNED_BECAUSE = "AFFINITYD_UNPINNED"  #: the variable that says why a process was not pinned
 LOCALITY = "AFFINITYD_LOCALITY"  #: of the pin
-#: Which libraries are told their NICs: the choice of the site or the user.
+#: The libraries whose NICs affinityd sets: the choice of the site or the user.
 NICS = f"{config.PREFIX}NICS"
 NO_LIBRARY = "none"
 OMP_THREADS = "OMP_NUM_THREADS"
-EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
+EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the near ports of a process, for programs that it starts
 UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
 
 
 def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
     """Return the mask of this process if affinityd has pinned it before, for the same task.
 
-    If `chosen` has parameters of a plan, the process is planned anew; GPUs are never chosen twice.
+    If `chosen` has parameters of a plan, the process is planned again; GPUs are never chosen twice.
     """
     chooses_gpus = chosen.keys() <= {"choose", "gpus_per_rank"}
     is_kept = not chosen or (chooses_gpus and GPUS in os.environ)
@@ -58,8 +58,8 @@ def apply_plan(
 
     `chosen` are the parameters of the plan; the others are as for `add_to_pin`. `starts_ranks`: the
     process is a launcher, whose ranks would inherit its locality. Returns the mask and the memory
-    policy as read back, and remarks. Raises ApplyError where the kernel refuses all CPUs of the
-    plan, and where nothing says which CPUs are near.
+    policy as read back, and remarks. Raises ApplyError if the kernel refuses all CPUs of the plan,
+    and if nothing says which CPUs are near.
     """
     if plan.locality == "unknown":
         raise ApplyError(UNKNOWN_PLACE)
@@ -73,7 +73,8 @@ def apply_plan(
         os.environ[GPUS] = format_list(plan.gpus)
         task = environment.task_of(os.environ)
     os.environ[PINNED_FOR] = task
-    # Set also where nothing was narrowed: a mask that differs from it later is planned anew.
+    # Set also if the mask was wide enough already: a process whose mask differs later is planned
+    # again.
     os.environ[CPULIST] = format_list(cpus)
     os.environ[ALLOWED] = format_list(plan.allowed)
     os.environ[LOCALITY] = plan.locality
@@ -116,7 +117,7 @@ def export_unpinned(reason: str) -> None:
 
 
 def forget_other_pin() -> None:
-    """Unset the variables of a pin that is not of this process, as of the shell that sent a job."""
+    """Unset the variables of a pin of another process, such as the shell that submitted the job."""
     pinned = os.environ.get(CPULIST)
     if pinned is None:
         return
@@ -137,8 +138,8 @@ def export_observed(plan: ProcessPlan) -> None:
 def set_own_mask(cpus: CpuSet) -> CpuSet:
     """Set the mask of the calling thread, and return it as read back, sched_setaffinity(2).
 
-    The kernel removes CPUs that the cpuset does not allow. A mask that is so already is not set, so
-    that it still follows its cpuset when that grows. Raises ApplyError if no CPU is left.
+    The kernel removes CPUs that the cpuset does not allow. A mask that is right already is not set,
+    so that it still follows its cpuset when that grows. Raises ApplyError if no CPU is left.
     """
     mask = frozenset(os.sched_getaffinity(0))
     if mask == cpus:
@@ -156,12 +157,12 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
 def threads_to_start(cpus: CpuSet, limit: int | None, number: int | None) -> Iterator[str]:
     """Yield a line if libraries of this process will start more threads than it has CPUs.
 
-    `limit` is that of its container. `number`: what OMP_NUM_THREADS becomes, at most, if unset.
+    `limit`: the container's CPU limit. `number`: the value of OMP_NUM_THREADS, at most, if unset.
     """
     usable = len(cpus) if limit is None else min(limit, len(cpus))
     if number is not None and not os.environ.get(OMP_THREADS):
         os.environ[OMP_THREADS] = f"{min(number, usable)}"
-    if number is not None:  # what os.cpu_count() returns, from Python 3.13 on
+    if number is not None:  # the value of os.cpu_count(), from Python 3.13 on
         before = environment.number(os.environ.get("PYTHON_CPU_COUNT", ""))
         os.environ["PYTHON_CPU_COUNT"] = f"{min(before or usable, usable)}"
     for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON"):
@@ -194,7 +195,7 @@ def nic_libraries(names: str) -> tuple[str, ...]:
 
 
 def export_nics(names: str, ports: Sequence[str], settings: Mapping[str, str]) -> Iterator[str]:
-    """Tell libraries, by their names, the plan's ports, like `mlx5_2:1`; yield what is not set.
+    """Set the variables of libraries to the plan's ports, like `mlx5_2:1`; yield what is not set.
 
     `settings` are the AFFINITYD_* variables. A variable that the user has set stays, and no device
     is named that this process cannot open: a library that may use nothing else would fail.

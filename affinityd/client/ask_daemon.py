@@ -1,8 +1,9 @@
-"""Asking a daemon: HTTP/1.1, one request a connection, a deadline for all of it; and its plan.
+"""Asking a daemon for a plan: HTTP/1.1, one request a connection, a deadline for all of it.
 
 An address is the path of a unix socket, or http://HOST:PORT, whose host is a number: `affinityd
-init`, the only command that asks over TCP, looks names up. A socket's place is its trust: only root
-can make /run/affinityd, and only the user can make the others that a client asks.
+init`, the only command that asks over TCP, looks names up. The path of a socket is why it is
+trusted: only root can make /run/affinityd, and only the user can make the others that a client
+asks.
 
 Every rank would wait for `http.client`, which takes longer to import than Python to start.
 """
@@ -32,10 +33,10 @@ from affinityd.text import one_line, quote
 T = TypeVar("T")
 
 TIMEOUT = 1.0  #: seconds that asking a daemon may take by default
-READING = 5  #: how many times as long the machine may be read without a daemon
-MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
-#: Errors by which no process can listen there. None: the path is too long for a socket, or the host
-#: is a name.
+READING = 5  #: reading the machine without a daemon may take this many times as long
+MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks takes 60,000
+#: Errors which mean that no process listens there. None: the path is too long for a socket, or the
+#: host is a name.
 ABSENT = {
     errno.ENOENT,
     errno.ENOTDIR,
@@ -54,9 +55,10 @@ def find_plan(
     """Return the plan of the process that the query is about; times as for `within`.
 
     With `forks`, for a process of one thread, a child reads the machine's files: execve(2) would
-    wait for a thread that the kernel holds. Otherwise call this in `within`. Raises AffinityError.
+    wait for a thread that is blocked in the kernel. Otherwise call this in `within`. Raises
+    AffinityError.
     """
-    trouble = None  # why the first daemon failed: the second had no time left
+    trouble = None  # keep the error of the first daemon: the second had no time left
     for path in sockets:
         try:
             return read_plan(ask_plan(path, query, start + timeout))
@@ -87,7 +89,7 @@ def find_plan(
 
 
 def within(start: float, timeout: float, find: Callable[[], T]) -> T:
-    """Return what a function finds; raise ApplyError where a file that it reads hangs.
+    """Return the result of `find`; raise ApplyError if a file that it reads hangs.
 
     `start` is of time.monotonic. To ask a daemon takes `timeout` seconds, to read the machine
     READING times as long.
@@ -125,7 +127,7 @@ def _late(timeout: float, trouble: str | None = None) -> ApplyError:
 def ask_plan(
     address: str, query: Iterable[tuple[str, str]], deadline: float, form: str = "shell"
 ) -> str:
-    """Return a plan, in a format of the request's. Raises as `fetch`.
+    """Return a plan, in one of the request's formats. Raises as `fetch`.
 
     A variable that a daemon of another release does not know is an UnknownParameterError, too.
     """
@@ -142,8 +144,8 @@ def ask_plan(
 def fetch(address: str, target: str, deadline: float, most: int = MAX_ANSWER) -> str:
     """Return a daemon's answer at a path, of at most `most` bytes, by a time of time.monotonic.
 
-    Raises NoDaemonError where no process listens; DaemonError if the server is too slow, fails, or
-    is no affinityd; and the error of REFUSAL_ERRORS by which the daemon refuses.
+    Raises NoDaemonError if no process listens; DaemonError if the server is too slow, fails, or is
+    no affinityd; and the error of REFUSAL_ERRORS with which the daemon refuses.
     """
     try:
         with connect(address, deadline) as connection:

@@ -1,7 +1,7 @@
 """`affinityd.bind`: a running Python process applies its plan, and reports the result.
 
-`set_affinity` and its enums have the names and results of NVIDIA's gpu_affinity package:
-`import affinityd as gpu_affinity` moves a training script over. Source:
+`set_affinity` and its enums have the names and results of NVIDIA's gpu_affinity package: with
+`import affinityd as gpu_affinity` a training script needs no other change. Source:
 https://github.com/NVIDIA/gpu_affinity, README.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from affinityd.request.document import PlanDocument
     from affinityd.request.process_plan import ProcessPlan
 
-#: As `Mode` has them, so that a type checker finds a wrong one; - and _ are the same.
+#: The members of `Mode`, so that a type checker finds a wrong one; - and _ are the same.
 ModeName = Literal[
     "all",
     "single",
@@ -68,10 +68,10 @@ class Binding:
     cpus: CpuSet  #: the calling thread's mask
     locality: str | None  #: "local", "mixed", "remote", "unknown"; None: there was no plan
     memory: MemoryPolicy | None  #: the calling thread's policy; None: it cannot be read
-    #: Of the plan: "daemon", "node.json", "sysfs"; "kept": it was pinned before, and that stays;
-    #: None: there was no plan.
+    #: Source of the plan: "daemon", "node.json", "sysfs"; "kept": an earlier pin remains; None:
+    #: there was no plan.
     source: str | None
-    warnings: tuple[str, ...] = ()  #: deviations from the request, a line each
+    warnings: tuple[str, ...] = ()  #: deviations from the request, one line for each
 
     @property
     def pinned(self) -> bool:
@@ -128,7 +128,7 @@ def bind(
         policy = chosen.pop("memory", None)
         libraries = chosen.pop("nics", None)
         binding = bind_process(chosen, policy, ask_daemon.seconds(str(timeout)), libraries)
-    except Exception as error:  # a bug here must not end a job
+    except Exception as error:  # a bug here must not end the job
         if fail_closed:
             raise
         reason = str(error) if isinstance(error, AffinityError) else repr(error)
@@ -151,7 +151,7 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     sockets = config.sockets(variables)
 
     def find() -> PlanDocument:
-        # bind() needs none of them, and each rank would wait.
+        # bind() needs none of these modules, and each rank would wait for them.
         from affinityd.client.local_plan import find_node, plan_on_node  # noqa: PLC0415
         from affinityd.json_codec import loads  # noqa: PLC0415
         from affinityd.request.document import PlanDocument, document  # noqa: PLC0415
@@ -280,13 +280,13 @@ def worker_init_fn(worker_id: int) -> None:
         parent = stat_of(os.getppid())
         above = [] if parent is None else [mask_of(parent.number), mask_of(parent.parent)]
         if cpus in above and cpus and config.chosen_switch() == config.ON:
-            apply.set_own_mask(cpus)  # the parent may be a fork server
+            apply.set_own_mask(cpus)  # the parent may be a fork server, without that mask
     except (ValueError, AffinityError) as error:
         logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", worker_id, error)
 
 
 def texts(arguments: Mapping[str, object]) -> dict[str, str]:
-    """Return parameters as a request has them; those that are None are left out."""
+    """Return parameters in the form of a request; those that are None are left out."""
     result: dict[str, str] = {}
     for name, value in arguments.items():
         if isinstance(value, Iterable) and not isinstance(value, str):
@@ -304,7 +304,7 @@ class _Name(Enum):
 
 
 class Mode(_Name):
-    """How ranks divide the cores: `affinityd.planner.modes`."""
+    """How ranks divide the cores, as in `affinityd.planner.modes`."""
 
     ALL = "all"
     SINGLE = "single"
@@ -319,14 +319,14 @@ class Mode(_Name):
 
 
 class Scope(_Name):
-    """The cores of the NUMA node, or of its whole package."""
+    """Which cores: those of the NUMA node, or of its whole package."""
 
     NODE = "node"
     SOCKET = "socket"
 
 
 class Multithreading(_Name):
-    """All CPUs of a core, or only its lowest allowed one."""
+    """Which CPUs of a core: all, or only its lowest allowed one."""
 
     ALL_LOGICAL = "all_logical"
     SINGLE_LOGICAL = "single_logical"

@@ -1,10 +1,11 @@
 """Planning without a daemon: by its node.json, else by this machine's files.
 
-NVML is called only for a MIG instance, which no file names: else every rank would call it at once.
-Modules that few ranks need are imported where they are needed: the others would wait for them.
+NVML is called only for a MIG instance, which no file names: otherwise every rank would call it at
+once. Modules that few ranks need are imported in functions, so that the others need not wait for
+them.
 """
 
-# ruff: noqa: PLC0415, PTH110, PTH118, PTH120 - so is pathlib
+# ruff: noqa: PLC0415, PTH110, PTH118, PTH120 - importing pathlib is slow, too
 
 from __future__ import annotations
 
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
 
 
 class SourcedNode(NamedTuple):
-    """A node, and where it was read."""
+    """A node, and the source from which it was read."""
 
     node: Node
     source: str  #: "node.json" or "sysfs"
 
 
 def find_node(sockets: Sequence[str]) -> SourcedNode:
-    """Return the node in a daemon's node.json beside its socket, else by this machine's files.
+    """Return the node from a daemon's node.json beside its socket, else from this machine's files.
 
-    Raises InvalidRequestError for settings, TreeError for a machine, that cannot be read.
+    Raises InvalidRequestError for settings, and TreeError for a machine, that cannot be read.
     """
     for path in sockets:
         published = os.path.join(os.path.dirname(path), config.NODE_FILE)
@@ -60,7 +61,7 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
 
 
 def published_node(published: str) -> Node:
-    """Return the node in a daemon's node.json.
+    """Return the node from a daemon's node.json.
 
     Raises OSError; ValueError if it is no node, or another machine's beside a default socket.
     """
@@ -79,7 +80,7 @@ def published_node(published: str) -> Node:
 
 
 def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
-    """Return a daemon's answer to the query of a plan, a refusal too, from its node.json."""
+    """Return a daemon's answer to the query of a plan, or its refusal, from its node.json."""
     try:
         request = parse_query(pairs)
         reply = answer(published_node(str(published)), request)
@@ -91,7 +92,7 @@ def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def plan_process(query: Pairs, sockets: Sequence[str], trouble: str | None) -> ProcessPlan:
-    """Return a process's plan. Raises AffinityError, whose message ends with the `trouble`."""
+    """Return a process's plan. Raises AffinityError, whose message ends with `trouble`."""
     found = find_node(sockets)
     try:
         reply = plan_on_node(found.node, query)
@@ -108,19 +109,19 @@ def plan_process(query: Pairs, sockets: Sequence[str], trouble: str | None) -> P
 
 
 def plan_on_node(node: Node, query: Pairs, caller: Caller | None = None) -> Reply:
-    """Return a daemon's answer to a query. Raises AffinityError."""
+    """Return the answer of a daemon to a query, computed here. Raises AffinityError."""
     return plan_request(node, parse_query(query), caller)
 
 
 def plan_request(node: Node, request: Request, caller: Caller | None = None) -> Reply:
-    """Return a daemon's answer to a request. Raises AffinityError."""
+    """Return the answer of a daemon to a request, computed here. Raises AffinityError."""
     if not node.replayed and names_unknown_mig(node.topology, request.task):
         node = _with_instances(node)
     return answer(node, request, caller)
 
 
 def _with_instances(node: Node) -> Node:
-    """Return this machine's node with NVML's MIG instances. Raises NoSuchGpuError without it."""
+    """Return this machine's node with NVML's MIG instances. Raises NoSuchGpuError without NVML."""
     from affinityd.discovery.machine import Machine
 
     machine = Machine(settings.load({}, names=("root", "machine", "node_name")))

@@ -1,7 +1,7 @@
-"""The OpenMP runtime of this process: whether it has bound the main thread, and its threads.
+"""The OpenMP runtime of this process: whether it has bound the main thread, and its pool size.
 
 GNU's libgomp binds the main thread to the first place when it is loaded, as by `import torch`;
-Intel's and LLVM's do so in the first parallel region. The places are parts of the mask of that
+Intel's and LLVM's do so in the first parallel region. The places are parts of the mask at that
 moment. Sources: OpenMP 5.2, OMP_PROC_BIND and OMP_PLACES; libgomp env.c, config/linux/affinity.c.
 """
 
@@ -32,7 +32,7 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
     """Return the CPUs that this process had before a runtime bound its main thread to this mask.
 
     If no runtime did, return the mask; else the CPUs of the parent that the cpuset allows. Raises
-    ApplyError where a launcher may have bound the process: the parent has more CPUs then.
+    ApplyError if a launcher may have bound the process: the parent has more CPUs then.
     """
     names = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
     variables = [f"{name}={environ[name]}" for name in names if environ.get(name)]
@@ -57,11 +57,11 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
 def pool_size(threads: int, cpus: int) -> int:
     """Return how many threads a library has in its pool, or will have; 0: unknown, or none.
 
-    libgomp says it. Else `threads`, those of this process, are a pool if they are as many as its
-    CPUs.
+    libgomp tells the number. Otherwise this process's `threads` count as a pool if they are as many
+    as its CPUs.
     """
     size = 0
-    # Libraries that start a thread for each CPU that they find.
+    # Libraries that start a thread for each CPU they find.
     pools = (*RUNTIMES, "libopenblas", "libscipy_openblas", "libmkl_", "libblis")
     if threads >= cpus and library(*pools):
         size = threads

@@ -1,6 +1,6 @@
 """The facts of a process: its environment, GPUs, launcher and CPU limit, and its query for a plan.
 
-They are read once, in the same way by every client; `request/task.py` says what they mean.
+Every client reads them once, in the same way; `request/task.py` says what they mean.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from affinityd.text import quote
 if TYPE_CHECKING:
     from affinityd.linux.processes import Stat
 
-#: The device files of GPUs; the first of these that exist count. Each has the name in `granted`,
-#: the path below /dev without the number, and, where several vendors use the same path, the one in
+#: The device files of GPUs; the first kind that exists counts. Each has the name in `granted`, the
+#: path below /dev without the number, and, if several vendors use the same path, the folder in
 #: /sys/class and the PCI vendor.
 GPU_DEVICE_FILES = (
     ("minor", "nvidia", None, None),
@@ -45,8 +45,8 @@ GPU_DEVICE_FILES = (
 class ProcessContext:
     """A process: its environment, and the devices and CPUs it may use.
 
-    `environ` is None if it cannot be read, as of another user. `devices` are the request's
-    `granted`; None: it has no device files of GPUs. `cpu_limit` is that of its container, if known.
+    `environ` is None if it cannot be read, as another user's. `devices` are the request's
+    `granted`; None: it has no device files of GPUs. `cpu_limit` is its container's, if known.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ProcessContext:
         """Return the context of this process. Raises ApplyError if its devices are unknown."""
         environ: Mapping[str, str] = os.environ
         cgroups = Cgroups.of(os.getpid())
-        asked = cgroups.container_limit()  # the limit of a service or a login is no demand
+        asked = cgroups.container_limit()  # the limit of a service or a login is no request
         if asked is not None and not {environment.SLURM_JOB, JOB_CPUS} & environ.keys():
             environ = {**environ, JOB_CPUS: f"{asked}"}
         return cls(os.getpid(), os.getppid(), environ, _devices(), cgroups.cpu_limit())
@@ -88,7 +88,7 @@ class ProcessContext:
         return local_rank(self.environ or {})
 
     def is_bound(self, cpus: CpuSet) -> bool:
-        """Return whether its launcher bound it to these CPUs and has more itself; not for srun."""
+        """Return whether its launcher bound it to these CPUs, with more itself; not for srun."""
         rank = self.rank
         if rank is None or rank.variable == environment.SLURM_TASK:
             return False
@@ -125,7 +125,7 @@ class ProcessContext:
         sent: dict[str, str | None] = {**environ, **self._numberings(environ)}
         known = {name: text for name, text in sent.items() if text is not None}
         is_choice = "choose" in chosen or ("gpus" not in chosen and environment.chooses_gpu(known))
-        if "cpuset" in chosen:  # the cpuset is a choice then, and no limit
+        if "cpuset" in chosen:  # the cpuset is then a choice, not a limit
             sent |= {environment.SLICE: None, environment.ALLOWED: None}
         else:
             sent |= self._limits(environ, cpus, is_choice=is_choice)
@@ -137,10 +137,10 @@ class ProcessContext:
     def _limits(
         self, environ: Mapping[str, str], cpus: CpuSet, *, is_choice: bool
     ) -> Mapping[str, str | None]:
-        """Return the variables of the CPUs that limit it; a variable with None is not sent."""
+        """Return the variables of the CPUs that limit it; a variable that is None is not sent."""
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_pinned = limit != cpus
-        if is_pinned:  # the cpuset may have shrunk since that pin, or be another one
+        if is_pinned:  # the cpuset may have shrunk since that pin, or be another
             limit &= self.cpuset or limit
         if self.is_bound(limit):
             return {environment.SLICE: format_list(limit), environment.ALLOWED: None}
@@ -151,7 +151,7 @@ class ProcessContext:
         is_narrowed = is_choice and not is_unbound and not limit >= (self.cpuset or limit)
         narrowed = format_list(limit) if is_narrowed else None
         if environment.SLURM_JOB in environ and not is_pinned:
-            return {environment.SLICE: narrowed}  # the other is of the pin of its slice, or unset
+            return {environment.SLICE: narrowed}  # the other one is for its slice's pin
         return {environment.SLICE: narrowed, environment.ALLOWED: format_list(limit)}
 
     def _check_list(self) -> None:
@@ -175,14 +175,14 @@ class ProcessContext:
                 )
 
     def _numberings(self, environ: Mapping[str, str]) -> Mapping[str, str | None]:
-        """Return the variables by which it counts GPUs and ranks; one with None is not sent."""
+        """Return the variables by which it numbers GPUs and ranks; one that is None is not sent."""
         facts: dict[str, str | None] = {environment.MPS_PIPE: None}
         own = self.environ or {}
         if own.get(environment.PINNED_FOR) != environment.task_of(own):
-            facts[environment.GPUS] = None  # they were chosen for another task
+            facts[environment.GPUS] = None  # those GPUs were chosen for another task
         user = os.geteuid()
         if self.root:
-            facts[config.CHOOSE_GPU] = None  # the process runs, and has made its choice
+            facts[config.CHOOSE_GPU] = None  # the process already runs with its choice
             status = _status(f"/proc/{self.pid}")
             if status is not None:
                 user = status.st_uid
@@ -190,19 +190,19 @@ class ProcessContext:
         if of_daemon is not None:
             facts[environment.MPS_LIST] = of_daemon.get(environment.CUDA)
             if of_daemon.get(environment.DEVICE_ORDER) != environment.BUS_ORDER:
-                facts[environment.DEVICE_ORDER] = None  # the daemon counts first
+                facts[environment.DEVICE_ORDER] = None  # the MPS daemon's order decides
         has_minors = (self.devices or "").startswith("minor:")
         if not has_minors or not _is_listed(environ, self.root):
             facts[environment.NVIDIA_VISIBLE] = None
         launchers = environ.keys() & environment.LAUNCHERS.keys()
         is_lone_worker = environ.get("LOCAL_WORLD_SIZE") == "1"
         if launchers <= {environment.LOCAL_RANK} and not is_lone_worker:
-            facts[environment.TORCHRUN] = None  # it does not count there; 0.2 refuses it
+            facts[environment.TORCHRUN] = None  # it does not matter there; 0.2 refuses it
         return facts
 
     @property
     def root(self) -> str:
-        """The root of its paths, seen from here; "" for this process."""
+        """The root of its paths, seen from this process; "" for this process."""
         return "" if self.pid == os.getpid() else f"/proc/{self.pid}/root"
 
 
@@ -214,7 +214,7 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
     """
     of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
     pid = parent
-    for _ in range(8):  # at most so many processes, such as shells, are between
+    for _ in range(8):  # at most so many processes, such as shells, are in between
         above = _read_soon(pid)
         if above is None or of_rank.isdisjoint(above.items()):
             return pid, above
@@ -226,13 +226,13 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
 def _read_soon(pid: int) -> Mapping[str, str] | None:
     """Return the environment of another process; None if it cannot be read in time."""
     try:
-        return in_time(lambda: environment_of(pid), 0.3)  # a page fault may hold its lock
+        return in_time(lambda: environment_of(pid), 0.3)  # a page fault may lock it
     except TimeoutError:
         return None
 
 
 def _devices(dev: str = "/dev") -> str | None:
-    """Return as `granted_gpus`. Raises ApplyError, with the file's name, instead of OSError."""
+    """Return granted_gpus(). Raises ApplyError, with the file's name, instead of OSError."""
     try:
         return granted_gpus(dev)
     except OSError as error:
@@ -290,7 +290,7 @@ def mps_daemon(
         return None
     unknown = {environment.CUDA: environment.MPS_UNKNOWN}
     pid = environment.number(text(f"{folder}/{name}.pid"))
-    comm = text(f"/proc/{pid or 0}/comm")  # its first 15 characters
+    comm = text(f"/proc/{pid or 0}/comm")  # the first 15 characters of its name
     if not pid or not comm or not name.startswith(comm):
         return unknown
     owner = _status(f"/proc/{pid}")

@@ -1,4 +1,4 @@
-"""The lines that tell a person about a process's plan."""
+"""Sentences for a person about a process's plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REMARKS = {
 def summary(
     plan: ProcessPlan, cpus: CpuSet, process: ProcessContext, chosen: Mapping[str, str]
 ) -> str:
-    """Return the place of a process in a line: its rank, its GPUs, their nodes, its CPUs."""
+    """Describe the place of a process in a line: its rank, its GPUs, their nodes, its CPUs."""
     rank = process.rank
     if "rank" in chosen:
         task = f"rank {chosen['rank']}"
@@ -90,7 +90,7 @@ def remarks(
 
 
 def _few_cpus(plan: ProcessPlan, process: ProcessContext) -> Iterator[str]:
-    """Yield a line where a rank has one core, and its launcher could have given it more."""
+    """Yield a line if a rank has one core, and its launcher could have given it more."""
     environ = process.environ or {}
     rank = process.rank
     given = len(plan.allowed)

@@ -1,6 +1,6 @@
 """The daemon, and the signals that arrive while it is imported.
 
-The kernel drops a signal that pid 1, as of a container, has no handler for: pid_namespaces(7).
+The kernel drops a signal for which pid 1, as in a container, has no handler: pid_namespaces(7).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ HELD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 def hold_signals() -> None:
-    """Block signals: then the kernel keeps them, also for pid 1."""
+    """Block signals: the kernel then keeps them pending, also for pid 1."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
 
 

@@ -1,4 +1,4 @@
-"""Log lines: one for each record, as text or as JSON, without control characters.
+"""Log lines: one for each record, as text or JSON, without control characters.
 
 A thread writes them to stdout. A pipe whose reader has stopped, or a full disk, loses lines but
 delays no answer.
@@ -19,14 +19,14 @@ from queue import SimpleQueue
 
 from affinityd.text import one_line
 
-MOST_LINES = 1000  #: lines that may wait; lines beyond them are lost
-END_SECONDS = 1.0  #: that the end of the process waits for unwritten lines
+MOST_LINES = 1000  #: lines that may wait to be written; more are lost
+END_SECONDS = 1.0  #: seconds that the process's end waits for unwritten lines
 
 log = logging.getLogger(__name__)
 
 
 class TextFormatter(logging.Formatter):
-    """LEVEL message; the journal adds the time."""
+    """Formats a record as LEVEL message; the journal adds the time."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
@@ -38,7 +38,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; the traceback, if there is one, is its `exception`."""
+    """Formats a record as one JSON object a line; `exception` has the traceback, if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
@@ -65,7 +65,7 @@ class LineQueue(QueueHandler):
 
 
 class LineWriter(QueueListener):
-    """Writes queued lines to a file from a thread, to the journal with priorities, sd-daemon(3)."""
+    """Writes queued lines to a file from a thread; to the journal with priorities, sd-daemon(3)."""
 
     def __init__(self, lines: SimpleQueue[logging.LogRecord], file: int) -> None:
         super().__init__(lines)
@@ -94,8 +94,8 @@ class LineWriter(QueueListener):
 @contextmanager
 def log_on_stdout(log_format: str) -> Iterator[None]:
     """Send to stdout, as "text" or "json", every log record, warning and exception of a thread."""
-    logging.raiseExceptions = False  # a log that cannot be written must not log errors about itself
-    # Clients get their errors as answers; a line for each would let a client fill the log.
+    logging.raiseExceptions = False  # a log that cannot be written must not log errors about that
+    # Clients get errors as answers; with a line for each, a client could fill the log.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.captureWarnings(True)  # noqa: FBT003 - it takes it by position only
     threading.excepthook = sys.unraisablehook = _uncaught
@@ -111,7 +111,7 @@ def log_on_stdout(log_format: str) -> Iterator[None]:
 @contextmanager
 def writing(file: int, log_format: str) -> Iterator[LineQueue]:
     """Yield a handler whose lines, "text" or "json", a thread writes to a file."""
-    # Of the queues only this one works when a finalizer logs while a line is being put.
+    # Of the queue classes only this one works if a finalizer logs while a line is being put.
     lines = SimpleQueue[logging.LogRecord]()
     handler = LineQueue(lines)
     writer = LineWriter(lines, file)

@@ -1,4 +1,4 @@
-"""The daemon's life: sockets, the first reading, signals, the end."""
+"""The daemon from start to end: sockets, the first reading, signals, shutdown."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ def run(
 ) -> None:
     """Serve a machine until SIGTERM or SIGINT.
 
-    Raises ListenError where it cannot listen; SystemExit for a fatal error, once it is logged.
+    Raises ListenError if it cannot listen; SystemExit for a fatal error, once it is logged.
     """
     with log_on_stdout(settings.log_format):
         # With Python's own 5 ms each event of the loop would wait that long for other threads.
-        # Imported modules stay, so a full collection need not scan them: 30 ms without an answer.
+        # Imported modules stay, so a full collection need not scan them: that would be 30 ms
+        # without an answer.
         sys.setswitchinterval(0.0002)
         gc.freeze()
         gc.enable()
@@ -71,7 +72,7 @@ async def _serve(
     scans: ScanChild | None,
     listeners: Listeners,
 ) -> None:
-    # Threads answer one request at a time, so that plans wait as little as possible.
+    # One thread answers requests, one at a time, so that plans wait as little as possible.
     to_thread.current_default_thread_limiter().total_tokens = 1
     if scans is None:
         settings = replace(settings, scan_interval=None)
@@ -114,7 +115,7 @@ async def _serve(
 
 
 async def _run(servers: Sequence[Server], works: Iterable[Coroutine[None, None, None]]) -> None:
-    """Serve until the servers have ended, or one of the tasks fails; raise its error."""
+    """Serve until the servers have ended, or one of the tasks fails; raise the task's error."""
     tasks = [asyncio.ensure_future(work) for work in works]
 
     def end(_task: object) -> None:
@@ -139,7 +140,7 @@ def _take_signals(servers: Sequence[Server], watcher: TopologyWatcher) -> None:
     def read_again(_number: int, _frame: object) -> None:
         loop.call_soon_threadsafe(watcher.want_reading)
 
-    # Not a handler of the loop: after the loop's end SIGHUP would end the process again.
+    # Not a handler of the loop: after the loop's end SIGHUP would kill the process again.
     signal.signal(signal.SIGHUP, read_again)
     release_signals()
 

@@ -1,4 +1,4 @@
-"""The daemon's NRI plugin, in a thread of its own: plans and the runtime never wait for each other.
+"""The daemon's NRI plugin, in its own thread: plans and the runtime never wait for each other.
 
 However an adjustment ends, the answer lets the container start. A container that was missed is
 tried again while it runs, seldom.
@@ -44,14 +44,14 @@ from affinityd.topology.model import GpuKey, Topology
 
 log = logging.getLogger(__name__)
 
-KUBELET_SECONDS = 0.4  #: for kubelet's answer; the runtime waits 2 s for the plugin's
+KUBELET_SECONDS = 0.4  #: seconds for kubelet's answer; the runtime waits 2 s for the plugin's
 FIRST_LOOK = 0.05  #: seconds between two checks whether the machine has been read
 FIRST_PAUSE = 1.0  #: seconds between the first two attempts
 LONGEST_PAUSE = 30.0
-SYNCHRONIZE_SECONDS = 1.0  #: for running containers; those left over are tried again
-ATTEMPTS_SECONDS = 0.2  #: for missed containers, since the runtime may ask for others meanwhile
+SYNCHRONIZE_SECONDS = 1.0  #: seconds for running containers; the rest is tried again
+ATTEMPTS_SECONDS = 0.2  #: seconds for missed containers, as the runtime may be waiting
 
-#: Outcome → the state of a container with GPUs for which the plugin was asked.
+#: Outcome → state of a container with GPUs, after the runtime asked the plugin.
 STATE_OF_OUTCOME: Mapping[Outcome, str] = {
     "pinned": "pinned",
     "kept": "kept",
@@ -67,11 +67,11 @@ class Known:
 
     pod: Pod
     container: Container
-    adjustment: Adjustment  #: with the cpuset that affinityd gave it, if any
-    is_created: bool  #: the runtime can change it
+    adjustment: Adjustment  #: changes to it, with the cpuset that affinityd gave it, if any
+    is_created: bool  #: whether the runtime can change it: it has been created
     pause: float = 0.0  #: seconds between the last two attempts
-    is_logged: bool = False  #: why it was missed
-    next: float = 0.0  #: when it is tried again, of time.monotonic
+    is_logged: bool = False  #: whether the reason for missing it was logged
+    next: float = 0.0  #: when it is tried again, in time.monotonic
 
     @property
     def is_missed(self) -> bool:
@@ -80,7 +80,7 @@ class Known:
 
     @property
     def has_others_cpus(self) -> bool:
-        """Whether its cpuset is from kubelet or another program, as far as is known."""
+        """Whether its cpuset is kubelet's or another program's, as far as known."""
         return bool(self.container.cpus) and not self.adjustment.cpus
 
 
@@ -116,10 +116,10 @@ class NriPlugin:
         self.outcomes: Counter[tuple[str, str]] = Counter()  #: containers, by outcome and locality
         self.is_known = False  #: whether the runtime knows the plugin
         self._containers: dict[str, Known] = {}  # by id
-        self._listed: list[tuple[Pod, Container]] = []  # of a Synchronize that continues
-        self._resources: Sequence[ContainerResources] | None = None  # by kubelet, for this request
+        self._listed: list[tuple[Pod, Container]] = []  # parts of a Synchronize
+        self._resources: Sequence[ContainerResources] | None = None  # kubelet's answer
         self._failure = ""  # of kubelet
-        self._asks_from = 0.0  # when kubelet is asked again
+        self._asks_from = 0.0  # when kubelet may be asked again
         self._losses = FailureLog(
             f"no container is adjusted; check that the runtime has NRI on at {self._socket}",
             expected=(OSError, ValueError),
@@ -127,7 +127,7 @@ class NriPlugin:
         self._bugs = FailureLog("a container is not adjusted", count=self._failed)
 
     def start(self) -> None:
-        """Connect, and connect again, as long as the daemon runs."""
+        """Connect, and reconnect, as long as the daemon runs."""
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
@@ -150,7 +150,7 @@ class NriPlugin:
         return states
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield its metrics."""
+        """Yield the plugin's metrics."""
         yield GaugeMetricFamily(
             "affinityd_nri_connected",
             "1 while a container runtime knows the NRI plugin, else 0.",
@@ -184,7 +184,7 @@ class NriPlugin:
             "Synchronize": self._synchronize,
             "StateChange": self._state_changed,
         }
-        while self._service.known is None:  # the runtime tells at once which containers run
+        while self._service.known is None:  # the runtime will list containers at once
             time.sleep(FIRST_LOOK)
         while True:
             began = time.monotonic()
@@ -205,7 +205,7 @@ class NriPlugin:
             self._listed = []
             for container, known in [*self._containers.items()]:
                 if known.is_missed:
-                    del self._containers[container]  # the runtime will list them again
+                    del self._containers[container]  # the runtime will list these containers again
             time.sleep(pause)
 
     def _log_connected(self) -> None:
@@ -282,7 +282,7 @@ class NriPlugin:
         return messages.updates(self._place(SYNCHRONIZE_SECONDS))
 
     def _place(self, seconds: float) -> dict[str, str]:
-        """Try running containers, until the time is up; return the cpusets of some, by id."""
+        """Adjust running containers until the time is up; return the new cpusets by id."""
         cpusets = {}
         ends = time.monotonic() + seconds
         for known in self._containers.values():
@@ -302,7 +302,7 @@ class NriPlugin:
         return cpusets
 
     def _updates(self) -> tuple[float | None, Mapping[str, bytes]]:
-        """Try missed containers; return the seconds to the next time or None, and the changes."""
+        """Adjust missed containers; return seconds to the next attempt or None, and the changes."""
         cpusets: dict[str, str] = {}
         seconds = self._seconds_until_next()
         if seconds == 0:
@@ -364,18 +364,19 @@ class NriPlugin:
         except (AffinityError, OSError, ValueError) as error:
             why = f"not adjusted, and tried again: {error}"
             if isinstance(error, NoSuchGpuError):
-                if known.pause == LONGEST_PAUSE:  # the machine has been read meanwhile
+                if known.pause == LONGEST_PAUSE:  # the machine was read again since then
                     outcome = "unplaced"
                 elif not known.is_logged:
-                    self._read_again()  # maybe of a driver that was loaded after the last reading
+                    self._read_again()  # its driver may be newer than the reading
         if not known.is_logged:
             log.warning("%s is %s", name, why)
         known.is_logged = True
         return Adjustment(outcome)
 
     def _judge(self, known: Known) -> Adjustment:
-        """Return the outcome for a running container with a cpuset: "pinned" if it is ours."""
-        # The pod's author cannot set its annotations. A container placed while it ran has none.
+        """Return the outcome for a running container with a cpuset: "pinned" by affinityd?."""
+        # A pod's author cannot set this annotation. A container that was placed while running has
+        # none.
         cpus = parse_list(known.container.cpus)
         placed, _, locality = known.container.annotations.get(PLACED_ANNOTATION, "").partition(" ")
         if placed == known.container.cpus:
@@ -389,7 +390,7 @@ class NriPlugin:
     def _plan(
         self, known: Known, within: CpuSet | None, *, runs: bool = False, anyway: bool = False
     ) -> Adjustment:
-        """Return the changes to a container; `anyway`: also if it is no longer chosen."""
+        """Return the changes to a container; `anyway`: even if it is no longer chosen."""
         pod, container = known.pod, known.container
         gpus = granted(container)
         if not gpus and not (self._kubelet and hides_gpus(container)):
@@ -419,7 +420,7 @@ class NriPlugin:
         )
 
     def _asked_by_siblings(self, known: Known) -> int:
-        """Return the CPUs that the other containers of its pod asked for, as far as is known."""
+        """Return the CPUs that the other containers of its pod asked for, as far as known."""
         asked = 0
         for other in self._containers.values():
             if other.pod.id == known.pod.id and other.container.id != known.container.id:
@@ -427,7 +428,7 @@ class NriPlugin:
         return asked
 
     def _within(self, known: Known) -> CpuSet | None:
-        """Return the CPUs that a container may be given, its pod's; None: they are not known.
+        """Return the CPUs that a container may be given, its pod's; None: not known.
 
         If it has no cpuset and others have one, their CPUs may be kubelet's exclusive ones. Raises
         AffinityError while it is not known which program set the cpuset of another container.
@@ -443,7 +444,7 @@ class NriPlugin:
 
     def _granted_by_kubelet(self, topology: Topology, pod: Pod, container: Container) -> str:
         """Return the GPUs that kubelet gave a container. Raises OSError if it does not answer."""
-        # Asked once for each request, and seldom after a failure: kubelet refuses over 100 calls a
+        # Ask once for each request, and seldom after a failure: kubelet refuses over 100 calls a
         # second.
         if self._resources is None and time.monotonic() >= self._asks_from:
             try:
@@ -466,7 +467,7 @@ def _add_counts(
     words: Iterable[str],
     counts: Mapping[tuple[str, str], int],
 ) -> None:
-    """Add a sample for each word and locality that was counted, and 0 for each word without one."""
+    """Add a sample for each word and locality counted, and 0 for each word that was not."""
     samples = {(word, ""): 0 for word in words}
     samples.update(counts)
     for labels, number in samples.items():

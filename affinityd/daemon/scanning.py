@@ -1,4 +1,4 @@
-"""A scan in the child process: judged, and described by metrics, documents and log lines."""
+"""A scan in the child process: its judgment as metrics, documents and log lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scanning:
         self._topology: Topology | None = None
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> ScanResult:
-        """Scan once, and write all that the daemon serves of it."""
+        """Scan once, and write all that the daemon serves from it."""
         scan = self._scan(topology, containers)
         if self._topology is not None and self._topology is not topology:
             self._jobs.renumber(keys_before(self._topology, topology))
@@ -57,7 +57,7 @@ class Scanning:
             COUNTS: f"{dumps(counts)}\n".encode(),
         }
         texts |= {f"{name}{GZIP}": compress(text, 1) for name, text in texts.items()}
-        scan = replace(scan, seconds=since_boot() - scan.boot)  # with the time for its documents
+        scan = replace(scan, seconds=since_boot() - scan.boot)  # with its documents' time
         self._metrics = audit_metrics.metrics(scan, counts.gpus, self._jobs.scanned(scan))
         texts[METRICS] = generate_latest(self)
         return ScanResult(scan.boot, texts)
@@ -76,7 +76,7 @@ class AuditLog:
         self._far: set[Place] = set()
 
     def scanned(self, scan: Scan, gpus: Sequence[AuditGpuDocument]) -> None:
-        """Log what a new scan changed; `gpus`: of its document of counts."""
+        """Log the changes of a new scan; `gpus`: from its document of counts."""
         self._notices.begin(scan.boot)
         for notice in filter(self._notices.is_news, scan.notices):
             log.warning("%s", notice)
@@ -110,9 +110,9 @@ class AuditLog:
 
 
 def by_place(gpus: Iterable[AnyGpu]) -> Iterator[tuple[Place, AnyGpu]]:
-    """Yield each GPU with its PCI address and its number there: a GPU may have several parts.
+    """Yield each GPU with its PCI address and its number there: one address may have partitions.
 
-    The index does not do: after a GPU is gone, another one has its index.
+    The index would not do: after a GPU is gone, another GPU has its index.
     """
     parts: Counter[str] = Counter()
     for gpu in gpus:

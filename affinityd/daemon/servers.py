@@ -1,8 +1,8 @@
 """The daemon's sockets, and uvicorn's servers on them: for the whole API, and for plans only.
 
 Sockets are bound before a server starts, so that errors are reported at once. If another process
-listens at the unix socket, the start fails. If one listens at a TCP address, it does not, as any
-user may have started it: jobs use the unix socket.
+listens at the unix socket, the start fails. If one listens at a TCP address, the start goes on, as
+any user may have started that process: jobs use the unix socket.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from affinityd.linux.processes import credentials
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 512  #: connections that wait: clients would not wait for more
+BACKLOG = 512  #: waiting connections; clients do not wait for more
 CHECK_SECONDS = 2.0  #: how often the socket's file is checked, as the watcher checks
 
 
 @dataclass(frozen=True)
 class Listeners:
-    """The listening sockets: of the whole API, the unix socket first, and for plans only."""
+    """The listening sockets: for the whole API, the unix socket first, and for plans only."""
 
-    path: Path  #: of the unix socket
+    path: Path  #: path of the unix socket
     file: os.stat_result
     everything: list[socket.socket]
     plans: list[socket.socket]
 
     def __str__(self) -> str:
-        """Return where they listen."""
+        """Return the addresses."""
         tcp = "".join(", {}:{}".format(*tcp.getsockname()) for tcp in self.everything[1:])
         plans = "".join(", only plans on {}:{}".format(*tcp.getsockname()) for tcp in self.plans)
         return f"on {self.path}{tcp}{plans}"
 
     def is_reachable(self) -> bool:
-        """Whether the path leads here: other programs delete or replace files under /run."""
+        """Whether the path leads to this socket: programs delete or replace files under /run."""
         try:
             return os.path.samestat(self.path.lstat(), self.file)
         except OSError:
@@ -84,7 +84,7 @@ def listening(settings: Settings) -> Iterator[Listeners]:
         listeners.plans.extend(_listen_tcp("listen-plan", settings.listen_plan, ports))
         yield listeners
     finally:
-        if listeners.is_reachable():  # else another daemon's socket is there
+        if listeners.is_reachable():  # otherwise another daemon's socket is there
             path.unlink(missing_ok=True)
         everything[0].close()
 
@@ -92,7 +92,7 @@ def listening(settings: Settings) -> Iterator[Listeners]:
 def _listen_tcp(
     setting: str, address: tuple[str, int] | None, ports: Collection[int] = ()
 ) -> list[socket.socket]:
-    """Listen at an address of the settings if it is free; this daemon has taken `ports`."""
+    """Listen at an address of the settings if it is free; this daemon already has `ports`."""
     if address is None:
         return []
     host, port = address
@@ -115,7 +115,7 @@ def _bound(host: str, port: int) -> socket.socket:
     family, kind, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    # The protocol is named because asyncio sets TCP_NODELAY only if it is.
+    # The protocol is given because asyncio sets TCP_NODELAY only then.
     listener = socket.socket(family, kind, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,21 +135,21 @@ def listen_unix(path: Path) -> socket.socket:
     """
     try:
         if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)  # another daemon may make it, too
+            path.parent.mkdir(parents=True, exist_ok=True)  # another daemon may make it
             path.parent.chmod(0o755)  # independent of the umask
         _take(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(os.fspath(path))
-        path.chmod(0o666)  # the job of every user of the node must reach the daemon
+        path.chmod(0o666)  # jobs of every user of the node must reach the daemon
         listener.listen(BACKLOG)
     except OSError as error:
-        cause = error.strerror or error  # the error of a path that is too long has no number
+        cause = error.strerror or error  # the error for a path that is too long has no number
         raise ListenError(f"socket: {path}: {cause}; give another by --socket") from None
     return listener
 
 
 def _take(path: Path) -> None:
-    """Remove a socket that no process listens on. Raises ListenError for anything else; OSError."""
+    """Remove a socket that no process listens on. Raises ListenError for another file; OSError."""
     with suppress(FileNotFoundError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ListenError(
@@ -161,7 +161,7 @@ def _take(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
             return
-        except BlockingIOError:  # unix(7): its queue is full
+        except BlockingIOError:  # unix(7): the queue of a listening socket is full
             holder = "a process that accepts no connection"
         else:
             pid = credentials(probe).pid
@@ -170,7 +170,7 @@ def _take(path: Path) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, with the daemon's own signals: it exits with 0, and SIGHUP does not end it."""
+    """uvicorn's, but the daemon handles signals: it exits with 0, and SIGHUP does not end it."""
 
     def __init__(
         self, app: ASGIApp, sockets: list[socket.socket], connections: Connections
@@ -189,25 +189,25 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_graceful_shutdown=5,  # seconds, for requests in progress at SIGTERM
+                timeout_graceful_shutdown=5,  # seconds for requests in progress at SIGTERM
             )
         )
 
     async def answer(self) -> None:
-        """Serve until the end; return when every request has ended."""
+        """Serve until shutdown; return when every request has ended."""
         await self.serve(self._sockets)
 
     async def main_loop(self) -> None:
-        """Set the Date of answers until the end.
+        """Update the Date header until shutdown.
 
-        uvicorn's own loop checks for the end ten times a second, and each time wakes an idle CPU.
+        uvicorn's own loop checks for shutdown ten times a second, and each time wakes an idle CPU.
         """
         while not self.should_exit:
             await self.on_tick(0)
             await pause(self._end, until_multiple(CHECK_SECONDS))
 
     def end(self) -> None:
-        """Answer the pending requests and end. Requests that take too long are no error."""
+        """Answer the pending requests and shut down. Requests that take too long are no error."""
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self.should_exit = True
         self._end.set()
@@ -221,5 +221,5 @@ class Server(uvicorn.Server):
 def raise_file_limit() -> None:
     """Raise the limit of open files to the kernel's hard limit, getrlimit(2)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # it may not be raised: the limit stays
+    with suppress(OSError, ValueError):  # the limit cannot be raised: it stays
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

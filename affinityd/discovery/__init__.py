@@ -4,7 +4,7 @@
 NVIDIA's library. They read only the facts that a plan needs.
 """
 
-# ruff: noqa: PTH112, PTH113, PTH119 - pathlib costs more to import than a machine to read
+# ruff: noqa: PTH112, PTH113, PTH119 - importing pathlib takes longer than reading a machine
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NVML_FILE = "nvml.json"
 
 
 def open_tree(root: str, node_name: str | None = None) -> Tree:
-    """Open `/`, or the folder of a captured machine, which has the folder's name.
+    """Open `/`, or the folder of a captured machine, whose name is then the machine's.
 
     `node_name` is the name of the machine in `/`: in a container uname(2) has the container's.
     Raises TreeError where there is no machine.
@@ -45,7 +45,7 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
     if os.path.isfile(path):
         from shlex import quote  # noqa: PLC0415 - few give an archive
 
-        name = os.path.basename(path).partition(".")[0]  # the machine is called as the folder
+        name = os.path.basename(path).partition(".")[0]  # the folder's name is the machine's
         unpack = f"mkdir {quote(name)} && tar -C {quote(name)} -xf {quote(root)}"
         raise TreeError(f"root {root!r} is no folder; unpack it ({unpack}), and name that folder")
     if not os.path.isdir(f"{path}/{MARK}"):
@@ -121,10 +121,10 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
 
 
 def _check(tree: Tree) -> None:
-    """Raise FailingFileError for a file that could not be read.
+    """Raise FailingFileError if a file could not be read.
 
-    Not for the files of an RDMA device's port: it has failed, and counts as down. In a container
-    KFD refuses, with EPERM, the GPUs of other containers.
+    Not for the files of an RDMA device's port: that port has failed, and counts as down. In a
+    container KFD refuses, with EPERM, the GPUs of other containers.
     """
     for path, error in sorted(tree.broken.items()):
         is_port = "/ports/" in path or "/port/" in path
@@ -139,7 +139,7 @@ def _placed(
     locator: NumaLocator,
     nvml: NvmlReport | None,
 ) -> Iterator[Gpu]:
-    """Yield the GPUs with their NUMA nodes, and the sources of these."""
+    """Yield the GPUs with their NUMA nodes, and how each node was found."""
     device_at = {device.address: device for device in devices}
     listed = {gpu.pci_bus_id: gpu for gpu in (nvml and nvml.gpus) or ()}
     for gpu in gpus:

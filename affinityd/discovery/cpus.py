@@ -34,9 +34,9 @@ def read_possible(tree: Tree, online: CpuSet) -> CpuSet:
 
 
 def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tuple[Core, ...]:
-    """Read the online CPUs' cores, by their lowest CPU; the files of one CPU of each core do."""
+    """Read the online CPUs' cores, by their lowest CPU, from the files of one CPU of each core."""
     cache_of: dict[int, int] = {}  # CPU → the lowest CPU that shares its last-level cache
-    groups: dict[tuple[object, ...], int] = {}  # the shared cache of an LLC group → its lowest CPU
+    groups: dict[tuple[object, ...], int] = {}  # shared cache of an LLC group → lowest CPU
     cores: list[Core] = []
     taken: set[int] = set()
     slow = _read_slow(tree, online)
@@ -69,7 +69,7 @@ def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tu
 
 
 def _read_slow(tree: Tree, online: CpuSet) -> CpuSet:
-    """Return the CPUs of the slower kinds: on Intel's hybrid CPUs, or by cpu_capacity."""
+    """Return the CPUs of slower kinds: by cpu_atom of Intel's hybrid CPUs, or by cpu_capacity."""
     atoms = read_cpus(tree, "sys/devices/cpu_atom/cpus")  # the efficient cores of hybrid CPUs
     if atoms is not None:
         return atoms & online
@@ -105,7 +105,7 @@ def read_nodes(tree: Tree) -> tuple[NumaNode, ...]:
     for node in existing:
         folder = f"{NODES}/node{node}"
         memory = f"Node {node} MemTotal"
-        # A row may be shorter or longer than the nodes that exist.
+        # A row may be shorter or longer than the list of existing nodes.
         row = map(number, (tree.read(f"{folder}/distance") or "").split())
         distances = {
             to: value for to, value in zip(columns, row, strict=False) if value is not None

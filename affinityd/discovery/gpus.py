@@ -1,7 +1,7 @@
-"""Which PCI devices are GPUs, the vendor and the number of each.
+"""Which PCI devices are GPUs, and each one's vendor and index.
 
-NVIDIA's: if NVML answers, its list counts; else the bus's, in bus order, which is NVML's order too.
-AMD's are numbered as ROCm numbers them: in the order of KFD's nodes.
+NVIDIA's: NVML's list if NVML answers; else those on the bus, in bus order, which is NVML's order
+too. AMD's are numbered as ROCm numbers them: in the order of KFD's nodes.
 
 Sources: the NVIDIA driver's README, "The /proc Interface"; MIG User Guide, "Device Nodes and
 Capabilities"; kernel drivers/gpu/drm/amd/amdkfd/kfd_topology.c (node_show,
@@ -27,7 +27,7 @@ DRIVER_GPUS = "proc/driver/nvidia/gpus"
 
 
 class DriverGpu(NamedTuple):
-    """A GPU that the driver holds: /proc/driver/nvidia/gpus/ADDRESS/information."""
+    """A GPU that the driver lists: /proc/driver/nvidia/gpus/ADDRESS/information."""
 
     uuid: str | None = None  #: GPU UUID
     minor: int | None = None  #: Device Minor
@@ -91,12 +91,12 @@ def _by_driver(
 def _by_nvml(
     listed: Sequence[NvmlGpu], devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu]
 ) -> tuple[list[Gpu], list[str]]:
-    """Join the GPUs of NVML and the driver to PCI devices: by address, lost ones by elimination."""
+    """Join GPUs of NVML and the driver to PCI devices by address, lost ones by elimination."""
     at = {device.address: device for device in devices}
     device_of = {gpu.index: at[gpu.pci_bus_id] for gpu in listed if gpu.pci_bus_id in at}
     lost = [gpu.index for gpu in listed if gpu.pci_bus_id is None]
     left = [device for device in devices if device not in device_of.values()]
-    # Both are in bus order: equally many can be paired in one way only.
+    # Both are in bus order, so equal numbers of them pair in only one way.
     if len(lost) == len(left):
         device_of.update(zip(lost, left, strict=True))
         left = []
@@ -140,9 +140,9 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
     for node in numbered(tree, KFD_NODES, "") if devices else ():
         fields = read_fields(tree, f"{KFD_NODES}/{node}/properties", *kfd_names)
         simds, place, domain, unique_id, minor = (number(fields.get(name)) for name in kfd_names)
-        if simds and place is not None:  # no CPU, and not hidden by a device cgroup
-            # A partition's number is in the highest bits, or in place of the function, which then
-            # is no PCI function: the GPU is function 0.
+        if simds and place is not None:  # the node has no CPU, and no device cgroup hides it
+            # A partition's number is in the highest bits, or in place of the PCI function; the GPU
+            # itself is function 0.
             bus = place >> 8 & 0xFF
             slot = place >> 3 & 0x1F
             function = place & 0x7
@@ -155,7 +155,7 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
     unlisted = [device for device in devices if device.address not in listed]
     gpus: list[Gpu] = []
     for device, facts in (*found, *((device, {}) for device in unlisted)):
-        model = tree.read(f"{device.folder}/product_name") or None  # by amdgpu, often none
+        model = tree.read(f"{device.folder}/product_name") or None  # amdgpu writes it, often empty
         gpus.append(device.as_gpu(AMD, len(gpus), model=model, **facts))
     notices = []
     names = ", ".join(device.address for device in unlisted)
@@ -167,7 +167,8 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
     return gpus, notices
 
 
-#: PCI vendor → the name of its GPUs, in the order of the topology's list; others have their digits.
+#: PCI vendor → name of the vendor, in the order of the topology's list; other vendors are named by
+#: their digits.
 VENDORS = {"10de": NVIDIA, "1002": AMD, "19e5": "huawei"}
 
 
@@ -186,7 +187,7 @@ def read_gpus(
         if not is_nvidias and device.base_class not in {ACCELERATOR, DISPLAY}:
             continue
         driver = (tree.link(f"{device.folder}/driver") or "").rpartition("/")[2]
-        # A virtual machine may have a device with vfio-pci or a vendor's variant of it.
+        # A device with vfio-pci, or a vendor's variant of it, may belong to a virtual machine.
         is_elsewhere = driver.replace("_", "-").endswith("vfio-pci")
         if not is_elsewhere and (is_nvidias or _computes(device)):
             vendor = NVIDIA if is_nvidias else VENDORS.get(code, code)
@@ -217,12 +218,12 @@ def _computes(device: PciDevice) -> bool:
     """Return whether a PCI device computes. A graphics unit of Intel's CPUs, on bus 0, does not."""
     if device.base_class == ACCELERATOR:
         return True
-    is_virtual = device.vendor in {"1af4", "1b36"}  # it only shows, also with the classes below
+    is_virtual = device.vendor in {"1af4", "1b36"}  # a virtual display, also with the classes below
     if device.base_class != DISPLAY or is_virtual:
         return False
-    if device.class_code in {0x0302, 0x0380}:  # GPUs that show nothing
+    if device.class_code in {0x0302, 0x0380}:  # GPUs without a display
         return True
     if device.vendor == "8086" and device.address.startswith("0000:00:"):
         return False
-    # Displays of other vendors, such as a BMC's, only show.
+    # Displays of other vendors, such as a BMC's, do not compute.
     return device.vendor in {"10de", "1002", "8086"}

@@ -1,4 +1,4 @@
-"""The machine that the settings name, which can be read again and again."""
+"""The machine that the settings name, which can be read repeatedly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError
 from affinityd.topology.model import Topology
 
-READING_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
+READING_SECONDS = 20.0  #: seconds that NVML may take to answer; idle GPUs wake up first
 NVIDIA_DRIVER = "proc/driver/nvidia/version"
 #: Files that change when a GPU driver is loaded, unloaded or replaced.
 DRIVERS = (NVIDIA_DRIVER, "sys/class/kfd/kfd/topology/generation_id")
@@ -26,7 +26,7 @@ class Machine:
     def __init__(
         self, settings: Settings, query_nvml: Callable[[float], NvmlReport] | None = None
     ) -> None:
-        """Open it. `query_nvml` calls NVML with a time limit in seconds. Raises TreeError."""
+        """Open the machine. `query_nvml` calls NVML within so many seconds. Raises TreeError."""
         self._query_nvml = query_nvml
         self._shipped = machines.load(settings.machine) if settings.machine else None
         self._tree: Tree | None = (
@@ -39,21 +39,21 @@ class Machine:
 
     @property
     def tree(self) -> Tree:
-        """Its files. Raises TreeError for a shipped machine, which has none."""
+        """The machine's files. Raises TreeError for a built-in machine, which has none."""
         if self._tree is None:
             raise TreeError("a built-in machine has no files; name a --root")
         return self._tree
 
     @property
     def is_live(self) -> bool:
-        """Whether it is this machine."""
+        """Whether it is the machine on which this runs."""
         return self._tree is not None and self._tree.live
 
     def query_drivers(self, timeout: float = READING_SECONDS) -> None:
-        """Query NVML, or a snapshot of its report.
+        """Query NVML, or read a snapshot's report.
 
-        NVML is called only if its driver is loaded: it would load the driver during its upgrade.
-        If it fails, its last answer by the same driver is kept.
+        NVML is called only if its driver is loaded: it would load a driver in the middle of the
+        driver's upgrade. If NVML fails, its last answer by the same driver is kept.
         """
         if self._tree is None:
             return
@@ -72,12 +72,14 @@ class Machine:
         report = self._query_nvml(timeout)
         if report.gpus is not None:
             self._answered_by = version
-        elif self.report is not None and version == self._answered_by:  # only the error is new
+        elif (
+            self.report is not None and version == self._answered_by
+        ):  # keep the last report's GPUs
             report = replace(self.report, error=report.error, remedy=report.remedy)
         self.report = report
 
     def read(self) -> Topology:
-        """Return its topology. Raises TreeError."""
+        """Return the machine's topology. Raises TreeError."""
         if self._tree is None:
             assert self._shipped is not None  # noqa: S101 - one of the two is there
             return self._shipped
@@ -89,7 +91,7 @@ class Machine:
         return topology
 
     def drivers(self) -> tuple[object, ...]:
-        """Return a value that changes when a driver comes or goes, or one of NVIDIA's GPUs."""
+        """Return a value that changes when a driver, or one of NVIDIA's GPUs, comes or goes."""
         if self._tree is None:
             return ()
         return (*map(self._tree.read, DRIVERS), self._tree.list("proc/driver/nvidia/gpus"))

@@ -33,26 +33,26 @@ class PciDevice(NamedTuple):
     class_code: int | None = None  #: class >> 8: base class and subclass, 0x0302
     vendor: str | None = None  #: vendor, four hex digits
     device: str | None = None  #: device, four hex digits
-    path: tuple[str, ...] = ()  #: host bridge first, its parents, itself last
+    path: tuple[str, ...] = ()  #: host bridge first, then its parents, the device itself last
 
     @property
     def folder(self) -> str:
-        """Its folder in the tree."""
+        """The device's folder in the tree."""
         return f"{DEVICES}/{self.address}"
 
     @property
     def base_class(self) -> int | None:
-        """The first byte of its class."""
+        """The first byte of the device's class."""
         return None if self.class_code is None else self.class_code >> 8
 
     def as_gpu(self, vendor: str, index: int, **facts: Any) -> Gpu:  # noqa: ANN401 - of Gpu
-        """Return the device as a GPU, with the facts of its driver; its node is not looked up."""
+        """Return the device as a GPU, with the driver's facts; its NUMA node is not looked up."""
         pci_id = f"{self.vendor}:{self.device}" if self.vendor and self.device else None
         return Gpu(index, vendor, self.address, None, pci_id=pci_id, pci_path=self.path, **facts)
 
 
 def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
-    """Read adapters, displays, accelerators and devices with a GPU driver, in bus order."""
+    """Read network adapters, displays, accelerators and devices with a GPU driver, in bus order."""
     devices = []
     for address in sorted({*tree.list(DEVICES, is_pci_address), *held}, key=bus_order):
         folder = f"{DEVICES}/{address}"
@@ -60,7 +60,8 @@ def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
         with suppress(ValueError):
             code = int(tree.read(f"{folder}/class") or "", 16) >> 8
         if address in held or (code is not None and code >> 8 in {NETWORK, DISPLAY, ACCELERATOR}):
-            # The part of its link below PCI: pci0000:17/0000:17:00.0/0000:18:00.0.
+            # The end of the folder's link is the device's path:
+            # pci0000:17/0000:17:00.0/0000:18:00.0.
             path = (tree.link(folder) or "").split("/")
             while path and not path[0].startswith("pci"):
                 del path[0]
@@ -88,17 +89,17 @@ def _pci_id(tree: Tree, path: str) -> str | None:
     return digits if is_whole and HEX_DIGITS.issuperset(digits) else None
 
 
-#: A NUMA node and the source that decided it; both None: unknown.
+#: A NUMA node, and the source that tells it; both None: unknown.
 Place = tuple[int | None, str | None]
 
 
 class NumaLocator(NamedTuple):
-    """Finds devices on a machine with these nodes and CPUs."""
+    """Finds the NUMA node of devices, on a machine with these nodes and CPUs."""
 
     tree: Tree
     nodes: Collection[int | None]  #: the numbers of the nodes that exist
     online: CpuSet
-    node_of_cpu: Mapping[int, int]  #: online CPU → its node
+    node_of_cpu: Mapping[int, int]  #: online CPU → node of the CPU
 
     def locate(self, device: PciDevice, nvml_cpus: CpuSet = frozenset()) -> Place:
         """Return a device's node and its source: "numa_node", "NVML", "local_cpulist".
@@ -118,7 +119,7 @@ class NumaLocator(NamedTuple):
     def _hints(self, device: PciDevice, nvml_cpus: CpuSet) -> Iterator[tuple[str, CpuSet]]:
         """Yield the sources that name CPUs near a device, best first."""
         yield "NVML", nvml_cpus
-        for address in (device.address, *device.path[-2:0:-1]):  # its bridges, the nearest first
+        for address in (device.address, *device.path[-2:0:-1]):  # then bridges, nearest first
             folder = f"{DEVICES}/{address}"
             cpus = read_cpus(self.tree, f"{folder}/local_cpulist", f"{folder}/local_cpus")
             is_own = address == device.address
@@ -126,23 +127,23 @@ class NumaLocator(NamedTuple):
             yield source, cpus or frozenset()
 
 
-#: Of an adapter's folder: its kinds of interfaces, the link of a virtual function.
+#: Entries of an adapter's folder: kinds of interfaces, and the link of a virtual function.
 KINDS = ("infiniband", "cxi", "net")
 PHYSICAL = "physfn"
-ADDRESS_DIGITS = 12  #: of a hardware address in a name, as in enx001122334455
+ADDRESS_DIGITS = 12  #: digits of a hardware address in a name, as in enx001122334455
 RDMA = "sys/class/infiniband"
 CXI = "sys/class/cxi"
 
 
 def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) -> Iterator[Nic]:
-    """Yield the adapters among the devices, in the devices' order."""
-    kinds = {0x0200: "ethernet", 0x0207: "infiniband"}  # by PCI class, its first two bytes
+    """Yield the network adapters among the devices, in the same order."""
+    kinds = {0x0200: "ethernet", 0x0207: "infiniband"}  # by the PCI class's first two bytes
     for device in devices:
         if device.base_class == NETWORK:
             names = tree.list(device.folder, _is_of_interfaces)
             interfaces = tuple(_interfaces(tree, device.folder, names))
             physical = _target(tree, f"{device.folder}/{PHYSICAL}") if PHYSICAL in names else None
-            bond = None  # other masters of an interface, such as bridges, are no bonds
+            bond = None  # interfaces have other masters, such as bridges
             for place, name in interfaces:
                 master = _target(tree, f"{place}/{name}/master") if place.endswith("/net") else None
                 if master and tree.read(f"sys/class/net/{master}/bonding/mode") is not None:
@@ -181,7 +182,7 @@ def _is_up(state: str | None) -> bool:
 
 
 def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield folder and name of its interfaces; in virtual machines a device is between them."""
+    """Yield folder and name of the interfaces; in virtual machines another device is in between."""
     for kind in KINDS:
         if kind in names:
             for name in tree.list(f"{folder}/{kind}", is_anonymous):
@@ -202,8 +203,8 @@ def _ports(
             for number in tree.list(f"{place}/{name}/ports", _is_number):
                 port = f"{place}/{name}/ports/{number}"
                 layer = tree.read(f"{port}/link_layer")
-                # The interface of its first GID, else the only one. No other name is read: it could
-                # contain a hardware address.
+                # The interface of the port's first GID, else the only one. No other name is read:
+                # it could contain a hardware address.
                 candidates = list(nets)
                 if bond is not None:
                     candidates.append(bond)
@@ -234,7 +235,7 @@ def _is_number(name: str) -> bool:
 
 
 def _first_number(text: str) -> int | None:
-    """Return the whole number that a text begins with: of `400 Gb/sec (4X NDR)`, `200G`."""
+    """Return the whole number at the start of a text such as `400 Gb/sec (4X NDR)` or `200G`."""
     digits = text[: len(text) - len(text.lstrip("0123456789"))]
     return int(digits) if digits and len(digits) < 10 else None  # noqa: PLR2004 - no rate has ten
 
@@ -247,5 +248,5 @@ def _target(tree: Tree, path: str) -> str | None:
 
 
 def is_anonymous(name: str) -> bool:
-    """Whether an interface's name has no hardware address: a snapshot must not have any."""
+    """Whether an interface's name contains no hardware address, which a snapshot must not have."""
     return len(name) < ADDRESS_DIGITS or not HEX_DIGITS.issuperset(name[-ADDRESS_DIGITS:])

@@ -1,7 +1,7 @@
 """A snapshot: the files that discovery reads, and NVML's answers, to replay a node anywhere.
 
-It has only the files that discovery asks for, and of files with many lines only the lines that
-discovery asks for: no serial numbers, no hardware addresses, no facts of processes.
+It contains only the files, and of long files only the lines, that discovery asks for: no serial
+numbers, no hardware addresses, no facts of processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
 from affinityd.linux.files import write_whole
 
-#: The end of an output's name → tarfile's mode.
+#: Suffix of the output's name → tarfile's mode.
 SUFFIXES: dict[str, Literal["w:xz", "w:gz", "w:"]] = {
     ".tar.xz": "w:xz",
     ".tar.gz": "w:gz",
@@ -33,7 +33,7 @@ class RecordingTree(Tree):
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree.root, tree.name, live=tree.live)
-        self.members: dict[str, tuple[bytes, str]] = {}  #: path → kind, and text or link's target
+        self.members: dict[str, tuple[bytes, str]] = {}  #: path → kind; text or link target
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""
@@ -43,7 +43,7 @@ class RecordingTree(Tree):
         return text
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
-        """See `Tree.list`; a name counts as a folder, unless it is read."""
+        """See `Tree.list`; a name in the folder counts as a folder, unless it is read."""
         names = super().list(path, keep)
         for name in names:
             self.members.setdefault(f"{path}/{name}", (tarfile.DIRTYPE, ""))
@@ -58,7 +58,7 @@ class RecordingTree(Tree):
 
 
 def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
-    """Write an archive from which discovery makes the same topology once it is unpacked.
+    """Write an archive from which, once unpacked, discovery makes the same topology.
 
     The file appears only when complete. Raises TreeError if the tree holds no machine or the
     output's name has no known suffix, OSError if it cannot be written.
@@ -78,7 +78,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=modes[0]) as archive:
         for name, (kind, content) in sorted(members.items()):
-            # Without owner and time: the archive has only the machine's files.
+            # Without owner and time: only facts of the machine are archived.
             member = tarfile.TarInfo(name)
             member.type = kind
             member.mode = 0o755
@@ -93,7 +93,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
 
 
 def place_of(path: str, links: Mapping[str, str]) -> str:
-    """Return a path with the recorded links on it followed: tar follows none."""
+    """Return a path after the recorded links in it: tar follows none."""
     parts = path.split("/")
     for end in range(1, len(parts)):
         folder = "/".join(parts[:end])

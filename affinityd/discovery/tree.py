@@ -1,8 +1,8 @@
 """The files of a machine: the running one's, or a captured one's in a folder.
 
 The root of the file system is an argument, so that any node can be replayed anywhere. Paths are
-relative to it: `sys/devices/system/cpu/online`. Missing and malformed values are the same to a
-reader: None. So is the kernel's -1.
+relative to it: `sys/devices/system/cpu/online`. A reader gets None for missing values, for
+malformed ones, and for the kernel's -1.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from affinityd.text import MAX_COUNTER, whole_number
 T = TypeVar("T")
 Keep = Callable[[str], bool]
 
-MARK = "sys/devices/system/cpu"  #: distinguishes the root of a machine from other folders
+MARK = "sys/devices/system/cpu"  #: folder that tells a machine's root from other folders
 
 
 class Tree:
     """The files of a machine, for discovery. No method raises: unreadable files are missing."""
 
     def __init__(self, root: str, name: str, *, live: bool = False) -> None:
-        """Take the machine in `root`, which ends in a slash and is no link."""
+        """Take the machine in `root`, which ends in a slash and is no symbolic link."""
         self.root = root
-        self.name = name  #: the machine's: its host name, or that of the folder
+        self.name = name  #: host name of the machine, or the name of the folder
         self.live = live  #: whether this is the live machine
-        #: Path → the error of an existing file that could not be read, until it is cleared.
+        #: Path → why the existing file could not be read, until the error is cleared.
         self.broken: dict[str, OSError] = {}
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """Return a file's text without the blanks and NULs around it; None if there is none.
 
-        With `beginnings`, only the lines that begin with one of them.
+        With `beginnings`, return only the lines that begin with one of them.
         """
         data = self.read_bytes(path)
         try:
@@ -47,8 +47,8 @@ class Tree:
         return None if text is None else text.strip(PADDING)
 
     def read_bytes(self, path: str) -> bytes | None:
-        """Return a file as it is, such as a device's `config`; None if there is none."""
-        # The kernel writes far fewer bytes into a file than these.
+        """Return a file's bytes, such as a device's `config`; None if there is none."""
+        # Files of the kernel are far smaller than this limit.
         return self._ask(path, lambda file: read(file, 1024 * 1024))
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
@@ -61,7 +61,8 @@ class Tree:
 
     def _ask(self, path: str, ask: Callable[[str], T]) -> T | None:
         file = self.root + path
-        # A captured machine may come from anywhere: its links must not lead to files of this one.
+        # A captured machine may come from anywhere: its links must not lead to files of this
+        # machine.
         if not self.live and not os.path.realpath(file).startswith(self.root):
             return None
         try:
@@ -83,7 +84,7 @@ def read_number(tree: Tree, path: str) -> int | None:
 
 
 def read_cpus(tree: Tree, list_path: str, mask_path: str | None = None) -> CpuSet | None:
-    """Read a file with a cpulist; old kernels have only its hexadecimal twin."""
+    """Read a file with a cpulist; old kernels have only the file with a hexadecimal mask."""
     for path, parse in ((list_path, parse_list), (mask_path, parse_mask)):
         text = tree.read(path) if path else None
         if text is not None:
@@ -95,7 +96,7 @@ def read_cpus(tree: Tree, list_path: str, mask_path: str | None = None) -> CpuSe
 
 
 def read_fields(tree: Tree, path: str, *names: str) -> Mapping[str, str]:
-    """Read the named lines of a file of `name value` or `name: value` lines."""
+    """Read the named lines of a file with lines `name value` or `name: value`."""
     fields = {}
     for line in (tree.read(path, *names) or "").split("\n"):
         for name in names:

@@ -13,9 +13,9 @@ from affinityd.linux.cgroup import Mount, parse_mounts
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
 
-NOT_APPLICABLE = "n/a"  #: there is nothing to check here, or nothing tells: neither good nor bad
+NOT_APPLICABLE = "n/a"  #: nothing to check, or nothing to tell by: neither good nor bad
 OK = "ok"
-WARN = "warn"  #: ranks may be slower for it
+WARN = "warn"  #: ranks may be slower
 FAIL = "fail"  #: something does not work
 
 #: From best to worst.
@@ -23,25 +23,25 @@ STATUSES = (NOT_APPLICABLE, OK, WARN, FAIL)
 
 
 class NotApplicableError(Exception):
-    """There is nothing to judge, with the reason. A check raises it before it yields anything."""
+    """There is nothing to judge; the message is the reason. A check raises it before it yields."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
     """One result of a check: an entry of the document in JSON."""
 
-    name: str = field(default="", kw_only=True)  #: the name of the check that found it
+    name: str = field(default="", kw_only=True)  #: name of the check
     status: str  #: of STATUSES
-    found: str  #: a sentence, with the name of the setting and its value
-    remedy: str | None = None  #: None: none is needed
-    gpus: tuple[int, ...] = ()  #: indices of the GPUs that it is about
+    found: str  #: a sentence, with a setting's name and value
+    remedy: str | None = None  #: None: no remedy is needed
+    gpus: tuple[int, ...] = ()  #: indices of the GPUs concerned
 
 
 CheckResults = Iterator[CheckResult]
 
 
 def ok(text: str) -> CheckResult:
-    """Return that all is well; it is left out if anything else was found."""
+    """Return the result that all is well; it is left out if anything else was found."""
     return CheckResult(OK, text)
 
 
@@ -67,17 +67,17 @@ def named(gpus: Iterable[Gpu]) -> str:
 
 @dataclass(frozen=True)
 class DaemonFacts:
-    """The facts of the daemon, or of its absence, where its socket should be."""
+    """The facts of the daemon, or of its absence, at the place of its socket."""
 
     path: str  #: of the socket
     nri: Mapping[str, float] | None = None  #: its affinityd_nri_… samples; None: it has no plugin
-    absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none is there
+    absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none exists
     listens: bool = False
-    is_denied: bool = False  #: this process may not connect: whether one listens is unknown
-    status: int | None = None  #: HTTP's, of /readyz; None: no answer, `error` has the reason
+    is_denied: bool = False  #: this process may not connect: it is unknown whether a daemon listens
+    status: int | None = None  #: HTTP status of /readyz; None: no answer, `error` says why
     error: str | None = None
-    pid: int | None = None  #: SO_PEERCRED; None: no process listens, or none that is seen from here
-    published: Node | str = "there is none"  #: node.json, or why it cannot be read
+    pid: int | None = None  #: SO_PEERCRED; None: no process listens, or its pid namespace is hidden
+    published: Node | str = "there is none"  #: node.json's node, or why it cannot be read
 
 
 ENVIRONMENT = "the environment"  #: where a variable is set; else the path of the settings file
@@ -89,11 +89,11 @@ class NodeFacts:
 
     topology: Topology
     tree: Tree  #: its files
-    reserved: CpuSet = frozenset()  #: CPUs that no rank is given
+    reserved: CpuSet = frozenset()  #: CPUs that no rank gets
     nvml: NvmlReport | None = None  #: NVML's report; None: it was not called
     daemon: DaemonFacts | None = None  #: None: the machine is not this one
     maintenance: str | None = None  #: why NVML was not called: maintenance of its driver
-    #: Variables of this process, and keys of the settings file: each name, and where it is set.
+    #: Names of this process's variables and of the settings file's keys, each with its source.
     variables: tuple[tuple[str, str], ...] = ()
 
     @cached_property
@@ -109,7 +109,7 @@ class NodeFacts:
 
     @cached_property
     def mounts(self) -> Sequence[Mount]:
-        """The mounts that this process sees; of two at one point the later hides the earlier."""
+        """The mounts of this process; of two at one mount point the later hides the earlier."""
         text = self.tree.read("proc/self/mountinfo") or ""
         by_point = {mount.point: mount for mount in parse_mounts(text)}
         return list(by_point.values())
@@ -119,7 +119,7 @@ class NodeFacts:
         return vicinity(self.topology, gpus)
 
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
-        """Return the GPUs whose ranks are given any of these CPUs, and those of the CPUs."""
+        """Return the GPUs whose ranks get any of these CPUs, and which of the CPUs these are."""
         gpus = []
         used: CpuSet = frozenset()
         for gpu in self.topology.gpus:

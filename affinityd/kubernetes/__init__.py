@@ -1,1 +1,1 @@
-"""Pods: what their containers are given, by kubelet, by NRI and by themselves."""
+"""Pods: what kubelet, NRI and the pods themselves give their containers."""

@@ -26,10 +26,10 @@ from affinityd.request.document import PlanDocument, document
 from affinityd.request.environment import Pairs
 from affinityd.request.formats import render
 
-#: Conditions for a container's plan, which the plan of the whole node need not meet.
+#: Conditions on a container's plan, which the plan of the whole node need not meet.
 CONTAINER_CONDITIONS = {"strict", "min_physical_cores", config.CPUS}
 
-#: Addresses of a daemon: a socket's path or a URL, by source.
+#: Source → address of a daemon: a socket's path or a URL.
 Addresses = Mapping[str, str]
 
 
@@ -37,10 +37,10 @@ Addresses = Mapping[str, str]
 class NodePlan:
     """The plan of a whole node."""
 
-    text: str  #: in the format `json`
+    text: str  #: the document, in the format `json`
     document: PlanDocument
     source: str
-    answered: Addresses = field(default_factory=dict)  #: the daemon's addresses, by number
+    answered: Addresses = field(default_factory=dict)  #: the daemon's addresses, with numeric hosts
 
     @property
     def switch(self) -> str:
@@ -49,7 +49,7 @@ class NodePlan:
 
 
 def node_query(chosen: Mapping[str, str]) -> Pairs:
-    """Return the request: every GPU of the node; for modes that divide, a block for each."""
+    """Return the request: every GPU of the node, and for modes that divide a block for each GPU."""
     parameters = {"whose": "node"}
     mode = MODES.get(chosen.get("mode", "node").replace("-", "_"))
     if mode and mode.shares_node:
@@ -61,8 +61,8 @@ def node_query(chosen: Mapping[str, str]) -> Pairs:
 def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
     """Return the plan of the first daemon that answers before `deadline`, of time.monotonic.
 
-    After the deadline, the plan by this node's own files is returned, with the reason why there is
-    none of a daemon. Raises DaemonError where the files show no GPU, and a daemon's refusal.
+    After the deadline the plan is made from this node's own files, with the reason why no daemon
+    made it. Raises DaemonError if the files show no GPU, and a daemon's refusal.
     """
     trouble = DaemonError("there was no time to ask a daemon")
     names = cycle(addresses)
@@ -82,7 +82,7 @@ def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
 
 
 def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePlan:
-    """Ask for the node: other containers of the pod have other CPUs and GPUs than this one."""
+    """Ask for the whole node: the pod's other containers have other CPUs and GPUs."""
     address = numeric(address, deadline)
     text = ask_daemon.ask_plan(address, asked, deadline, "json")
     try:
@@ -93,10 +93,10 @@ def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePl
 
 
 def numeric(address: str, deadline: float) -> str:
-    """Return an address by number: a socket's path as it is, http://NAME:PORT looked up.
+    """Return an address with a numeric host: http://NAME:PORT is looked up, a socket's path stays.
 
-    `deadline` is of time.monotonic: the resolver has deadlines of its own, of many seconds, and
-    Python cannot cut it short. Raises DaemonError; NoDaemonError for an unknown name.
+    `deadline` is of time.monotonic: the resolver has its own deadlines, of many seconds, and Python
+    cannot cut it short. Raises DaemonError; NoDaemonError for an unknown name.
     """
     if not address.startswith(ask_daemon.HTTP):
         return address
@@ -119,14 +119,14 @@ def _looked_up(address: str) -> str:
 
 
 def write_scripts(folder: Path) -> None:
-    """Write `run`, and the file it sources. Raises OutputError."""
+    """Write the script `run`, and the file it sources. Raises OutputError."""
     scripts = files("affinityd.kubernetes") / "files"
     _write(folder / "run", (scripts / "run.sh").read_text(encoding="utf-8"), EXECUTABLE)
     _write(folder / "pinning.sh", (scripts / "pinning.sh").read_text(encoding="utf-8"))
 
 
 def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:
-    """Write defaults of variables for `run`, and the switch. Raises OutputError."""
+    """Write default values of variables for `run`, and the switch. Raises OutputError."""
     lines = ""
     for name, text in settings.items():
         lines += f'[ -n "${{{name}-}}" ] || {name}={quote(text)}\n'
@@ -136,7 +136,7 @@ def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) 
 
 
 def write_plan(folder: Path, plan: NodePlan) -> None:
-    """Write a plan, and for `run` each GPU's CPUs and locality by its names. Raises OutputError."""
+    """Write a plan, and for `run` each GPU name's CPUs and locality. Raises OutputError."""
     for rank in plan.document.ranks:
         for name in (f"{rank.gpu.index}", *(rank.gpu.names or ())):
             if name.isprintable() and not name.startswith("."):

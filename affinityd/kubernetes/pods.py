@@ -1,9 +1,9 @@
 """The GPUs and exclusive CPUs that kubelet gave each container, and the container of each process.
 
-kubelet's podresources API is asked once for a scan. It has no pod uid, and a cgroup has nothing but
-that: both know which container has which GPU. NUMA node 0 is the default, and not in a message. Its
-`Get` of 1.36 answers for one pod by name, but only `List` tells names here, and that has all pods
-at once.
+kubelet's podresources API is asked once for a scan. It has no pod uid, and a cgroup shows nothing
+else: what links the two is which container has which GPU. NUMA node 0 is the default, and not in a
+message. `Get` of 1.36 answers for one pod by name, but only `List` tells names here, and it returns
+all pods at once.
 
 Sources: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto; ids of GPUs:
 NVIDIA/k8s-device-plugin (UUIDs, or indices; `::N` after a shared one), container-engine-
@@ -37,7 +37,7 @@ MAX_CONTAINERS = 10_000  #: of a node
 
 
 def list_pods(socket: str, timeout: float = 2.0) -> bytes:
-    """Return kubelet's answer. Raises OSError without one, ValueError for a malformed one."""
+    """Return kubelet's answer. Raises OSError if there is none, ValueError for a malformed one."""
     return grpc.call(socket, "/v1.PodResourcesLister/List", b"", timeout)
 
 
@@ -82,10 +82,10 @@ def _of_container(namespace: str, pod: str, container: Message) -> ContainerReso
     )
 
 
-#: A GPU, and a MIG instance of it; None: all of it, or an unknown one.
+#: A GPU, and a MIG instance of it; None: the whole GPU, or an unknown instance.
 Device = tuple[GpuKey, str | None]
 
-#: RESOURCE/ID or DRIVER/DEVICE → the GPU's name here. Other ids are UUIDs and PCI bus ids.
+#: RESOURCE/ID or DRIVER/DEVICE → this node's name of the GPU. Other ids are UUIDs and PCI bus ids.
 DEVICE_NAMES = (
     (re.compile(r"(nvidia)\.com/[^/]+/(\d+)"), "index of {}: {}"),
     (re.compile(r"nvidia\.com/[^/]+/nvidia(\d+)(?:/.*)?"), "/dev/nvidia{}"),
@@ -114,7 +114,7 @@ def devices(container: ContainerResources, topology: Topology) -> frozenset[Devi
 
 
 def _name(device: str) -> str:
-    """Return the name in `_names` of the GPU that kubelet's device name means."""
+    """Return the name in `_names` of the GPU that kubelet calls `device`."""
     for pattern, name in DEVICE_NAMES:
         match = pattern.fullmatch(device)
         if match:
@@ -147,8 +147,8 @@ def containers_of(
 ) -> Mapping[int, ContainerResources]:
     """Return what kubelet gave the containers of pods' processes, by pid.
 
-    `known`: the containers that the runtime names, by id. For others: if several containers fit, or
-    processes of several pods fit one, the container is not known.
+    `known`: the containers that the runtime names, by id. For other processes: if several
+    containers fit, or processes of several pods fit one, the container is not known.
     """
     named = {container.names for container in known.values()}
     unnamed = [candidate for candidate in candidates if candidate.container.names not in named]
@@ -187,7 +187,7 @@ class Candidate:
     def all_of(
         cls, containers: Iterable[ContainerResources], topology: Topology
     ) -> Sequence[Candidate]:
-        """Return the containers with GPUs."""
+        """Return those containers that have GPUs."""
         candidates = []
         for container in containers:
             parts = devices(container, topology)
@@ -197,7 +197,7 @@ class Candidate:
         return candidates
 
     def fits(self, facts: ProcessFacts) -> bool:
-        """Return whether a process uses no device and no CPU outside this container's."""
+        """Return whether a process uses no device and no CPU that this container lacks."""
         for gpu in facts.gpus:
             mig = None
             if facts.holding is not None and gpu == facts.gpu:
@@ -226,12 +226,12 @@ def _match(processes: Sequence[ProcessFacts], candidates: Iterable[Candidate]) -
 
 
 class KubeletPods:
-    """Kubelet's last answer."""
+    """Asks kubelet, and keeps its last answer."""
 
     def __init__(self, path: str | None) -> None:
         """Take kubelet's socket; None: kubelet is not asked."""
         self._path = path
-        self._jobs: frozenset[Job | None] = frozenset()  # the pods at the time of that answer
+        self._jobs: frozenset[Job | None] = frozenset()  # the pods when that answer came
         self._candidates: Sequence[Candidate] = ()
         self._given: dict[tuple[str, str, str], ContainerResources] = {}  # by names
 
@@ -244,9 +244,10 @@ class KubeletPods:
         """Return the processes; those of pods have what kubelet gave their containers.
 
         `names`: of containers, by the runtime. For other containers, if kubelet does not answer,
-        its last answer counts, for the pods of that time: later pods may have been given the same
-        devices. Kubelet is not asked if no process is in a pod, and the runtime names no container.
-        Only GPUs of named containers are reserved: kubelet lists pods that have ended, too.
+        its last answer counts, but only for pods of that time: later pods may have been given the
+        same devices. Kubelet is not asked if no process is in a pod, and the runtime names no
+        container. Only GPUs of named containers are reserved: kubelet lists pods that have ended,
+        too.
         """
         jobs = frozenset(
             process.facts.membership.job for process in processes if is_of_pod(process)

@@ -16,7 +16,7 @@ from affinityd.text import count, printable
 from affinityd.topology.model import Topology
 from affinityd.topology.words import totals, tree
 
-COLORS = 8  #: in picture.css: .r0 to .r7
+COLORS = 8  #: number of colors in picture.css: .r0 to .r7
 
 
 def color(rank: int) -> str:
@@ -26,12 +26,12 @@ def color(rank: int) -> str:
 
 @dataclass(frozen=True)
 class Marks:
-    """The marks; by default there are none."""
+    """What a picture marks; by default nothing."""
 
     reserved: CpuSet = frozenset()
-    allowed: CpuSet | None = None  #: by the plan's request; None: all
+    allowed: CpuSet | None = None  #: CPUs that the plan's request allows; None: all
     ranks: Mapping[int, Collection[int]] = field(default_factory=dict)  #: CPU → its ranks, sorted
-    legend: tuple[tuple[int, str], ...] = ()  #: ranks, and a line for each
+    legend: tuple[tuple[int, str], ...] = ()  #: ranks, each with a line of explanation
 
     def of_cpu(self, cpu: int) -> str:
         """Return the CSS classes of a CPU."""
@@ -61,19 +61,19 @@ def marks_of(reply: Reply, reserved: CpuSet) -> Marks:
 
 MARGIN = 6
 LINE = 15
-#: A box's lines of text: attributes, and the place from its left and top, in pixels.
+#: The lines of text in a box: attributes, and distance from its left and top, in pixels.
 DEVICE_TEXT = (("", 5, 13), (' class="more"', 5, 25))
 TEXTS = {"gpu": DEVICE_TEXT, "nic": DEVICE_TEXT, "cpu": (("", 12, 11),)}
 
 
 @cache
 def stylesheet() -> str:
-    """Return the style of pictures, which also holds for those in the daemon's page."""
+    """Return the style sheet of pictures, also of those in the daemon's page."""
     return (files(__package__) / "picture.css").read_text(encoding="utf-8")
 
 
 def draw(topology: Topology, marks: Marks | None = None) -> str:
-    """Return a machine as an SVG document of its own, with a plan's marks and their meanings."""
+    """Return a machine as an SVG document, with the marks of a plan and their meanings."""
     marks = marks or Marks()
     legend = [(f"cpu {color(rank)}", line) for rank, line in marks.legend]
     classes = " ".join(marks.of_cpu(cpu) for cpu in topology.online).split()

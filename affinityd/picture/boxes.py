@@ -13,9 +13,9 @@ from affinityd.topology import words
 from affinityd.topology.model import Core, Gpu, Nic, Topology, cpus_of
 
 GAP = 4  #: pixels between boxes
-PAD = 3  #: at a frame's border
+PAD = 3  #: pixels inside a frame's border
 FRAME_HEADING = 16  #: of a frame
-LETTER = 8  #: pixels of a heading's widest usual letter, bold
+LETTER = 8  #: pixels of the widest usual letter in a heading, bold
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Box:
     width: float
     height: float
     lines: tuple[str, ...] = ()
-    title: str = ""  #: shown where the pointer is
-    name: str = ""  #: the page finds it by this: a CPU's number, a GPU as a plan names it
+    title: str = ""  #: shown when the pointer is on it
+    name: str = ""  #: id for the page: a CPU's number, or a GPU as a plan names it
     inside: tuple[tuple[float, float, Box], ...] = field(default=())
 
 
@@ -68,14 +68,14 @@ def alike(boxes: Iterable[Box]) -> Iterator[Box]:
     return (replace(box, width=width) for box in boxes)
 
 
-WIDTH = 960  #: pixels of a picture, about
+WIDTH = 960  #: approximate width of a picture in pixels
 CPU_WIDTH = 24
 CPU_HEIGHT = 15
 RANK_HEIGHT = 11
 DEVICE_WIDTH = 111
 DEVICE_HEIGHT = 30
-DEVICE_LETTERS = (15, 20)  #: of a device's lines; the second has smaller letters
-#: Most CPUs that are not online and yet drawn one by one.
+DEVICE_LETTERS = (15, 20)  #: letters that fit a device's lines; the second has smaller letters
+#: Up to so many CPUs that are not online are drawn one by one.
 MOST_OFFLINE = 256
 
 
@@ -122,7 +122,7 @@ def _node(
 
 
 def _core(core: Core) -> Box:
-    """Return a core: its CPUs below each other, two beside each other from SMT4 on."""
+    """Return a core: its CPUs one below the other; from SMT4 on in two columns."""
     columns = 1 if len(core.cpus) <= 2 else 2  # noqa: PLR2004
     cpus = flow(map(_cpu, core.cpus), columns * CPU_WIDTH + 1, 1)
     title = f"core with {several('CPU', core.cpus)}"
@@ -167,7 +167,7 @@ def _device(kind: str, lines: tuple[str, ...], parts: Iterable[object], name: st
 
 
 def shortened(text: str, letters: int) -> str:
-    """Return the text, cut to so many letters."""
+    """Return the text, cut to `letters` characters."""
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 

@@ -1,7 +1,8 @@
 """Names of GPUs, and lists of visible devices, which are read as their drivers read them.
 
-CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are one list; ROCm's ROCR_VISIBLE_DEVICES filters
-and HIP_VISIBLE_DEVICES indexes the rest, written `ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`.
+CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are one list. ROCm has two: ROCR_VISIBLE_DEVICES
+filters, and HIP_VISIBLE_DEVICES indexes the rest, written
+`ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolation
 techniques".
@@ -22,7 +23,7 @@ from affinityd.text import MAX_QUOTED, quote, whole_number
 from affinityd.topology.model import Gpu, Topology
 
 UUID_KINDS = ("GPU-", "MIG-")
-#: Intel's Max 1550 and 1350, with two tiles each.
+#: PCI ids of Intel's Max 1550 and 1350, with two tiles each.
 INTEL_TWO_TILES = ("8086:0bd5", "8086:0bd6", "8086:0bd7", "8086:0bd8")
 #: What strtoul(3) reads: blanks of isspace(3), a sign, digits, without leading zeros.
 STRTOUL = r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)"
@@ -36,16 +37,16 @@ class ComputeDevice(NamedTuple):
 
     @property
     def uuid(self) -> str | None:
-        """The name by which visible-device lists know it."""
+        """The UUID that visible-device lists use for it."""
         return self.mig or self.gpu.uuid
 
     def __str__(self) -> str:
-        """Return its name in a message."""
+        """Return the device's name for messages."""
         return self.mig or self.gpu.pci_bus_id
 
 
 class Doubt(NamedTuple):
-    """Why an index may mean another of several GPUs."""
+    """Why an index may mean any of several GPUs."""
 
     why: str  #: with the remedy
     gpus: frozenset[tuple[str, int]]  #: their keys
@@ -55,33 +56,33 @@ class VisibleDevices(NamedTuple):
     """The devices that a caller sees."""
 
     by_index: Mapping[int, ComputeDevice]  #: ascending
-    nameable: tuple[ComputeDevice, ...]  #: what a UUID or PCI bus id may name
-    hidden_by: str | None = None  #: the variable, with its value, that hides all of them
+    nameable: tuple[ComputeDevice, ...]  #: devices that a UUID or PCI bus id may name
+    hidden_by: str | None = None  #: the variable, with its value, that hides all devices
     doubt: Doubt | None = None  #: None: the numbering is certain
-    cut: str | None = None  #: the variable whose list ends early, and where
+    cut: str | None = None  #: the variable whose list ends early, and where it ends
 
 
-#: How a request names a device, or would name it, and the device.
+#: The name by which a request names a device, or would name it, and the device.
 Entry = tuple[str, ComputeDevice]
 
 
 @lru_cache(maxsize=4)
 def all_devices(topology: Topology) -> VisibleDevices:
-    """Return the view of a caller that may use every GPU: the node's own numbering, with gaps."""
+    """Return the devices of a caller that may use every GPU: the node's numbering, with gaps."""
     gpus = [ComputeDevice(gpu) for gpu in topology.gpus]
     own = {device.gpu.index: device for device in gpus if device.gpu.vendor == topology.vendor}
     return VisibleDevices(own, tuple(_with_instances(gpus)))
 
 
 def number_devices(devices: Sequence[ComputeDevice]) -> VisibleDevices:
-    """Return the view of a caller with these devices: it counts those of the first vendor."""
+    """Return the view of a caller with these devices; its indices count the first vendor's."""
     of_vendor = [device for device in devices if device.gpu.vendor == devices[0].gpu.vendor]
     nameable = tuple(dict.fromkeys(_with_instances(devices)))
     return VisibleDevices(dict(enumerate(of_vendor)), nameable)
 
 
 def number_tiles(seen: VisibleDevices) -> VisibleDevices:
-    """Return the view of a caller for which each tile of Intel's GPUs is a device."""
+    """Return the view of a caller to which each tile of Intel's GPUs is a device."""
     if not any(device.gpu.pci_id in INTEL_TWO_TILES for device in seen.by_index.values()):
         return seen
     tiles: list[ComputeDevice] = []
@@ -111,7 +112,7 @@ def find_entries(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Ent
 def with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevice]:
     """Return the devices whose UUIDs begin with a name."""
     devices = [device for device in nameable if (device.uuid or "").startswith(name)]
-    # Drivers before R470 use such names for instances: NVIDIA MIG User Guide, "CUDA Visible
+    # Drivers before R470 have such names for instances: NVIDIA MIG User Guide, "CUDA Visible
     # Devices".
     if not devices and (older := re.fullmatch(r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+", name)):
         gpus = {device.gpu for device in nameable if device.gpu.uuid == older[1]}
@@ -126,7 +127,7 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
         if index is not None and index in seen.by_index:
             return seen.by_index[index]
         raise NoSuchGpuError(f"no GPU {entry[:MAX_QUOTED]}; {_present(seen)}")
-    # A PCI bus id: its domain has four digits or more as the kernel writes it, eight as NVML does.
+    # A PCI bus id: the kernel writes its domain with four digits or more, NVML with eight.
     bus_id_pattern = r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
     if match := re.fullmatch(bus_id_pattern, entry.lower()):
         bus_id = f"{int(match[1], 16):04x}:{match[2]}"  # as the kernel writes it
@@ -168,7 +169,7 @@ def _present(seen: VisibleDevices) -> str:
 
 
 def at(everything: VisibleDevices, entry: str) -> ComputeDevice:
-    """Return a listed device: an index, UUID or PCI bus id, or GPU 0's instance 1 as 0:1."""
+    """Return a device of a list: by index, UUID or PCI bus id; 0:1 is instance 1 of GPU 0."""
     if match := re.fullmatch(r"([0-9]+):([0-9]{1,3})", entry):
         gpu, number = device_named(everything, match[1]).gpu, int(match[2])
         return ComputeDevice(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
@@ -176,21 +177,21 @@ def at(everything: VisibleDevices, entry: str) -> ComputeDevice:
 
 
 def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
-    """Return the devices a variable's value leaves visible; None: unset, so all granted ones."""
+    """Return the devices that a variable leaves visible; None: unset, so all granted devices."""
     if value is None:
         return granted
     vendors = {device.gpu.vendor for device in granted.by_index.values()}
     seen = granted
     for variable, text in _lists(value, vendors).items():
         listed = text
-        if variable == ZE_MASK:  # the driver's order stays
+        if variable == ZE_MASK:  # in the driver's order, not the list's
             listed = ",".join(map(str, _ze_devices(text)))
         seen = _read_list(variable, listed, seen)
     return seen._replace(nameable=granted.nameable)
 
 
 def _lists(value: str, vendors: Collection[str]) -> dict[str, str]:
-    """Return the variables in a value, in the order in which they are applied."""
+    """Return the variables in a value, in the order in which they apply."""
     assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
     for vendor in ("amd", "8086"):
         if assigned.keys() <= set(VISIBLE[vendor]):
@@ -204,11 +205,10 @@ def _ze_devices(text: str) -> list[int]:
 
 
 def narrow_visible(value: str | None, vendor: str, numbers: Sequence[int]) -> tuple[str, str]:
-    """Return the variable, and its value, that leaves a caller these of the devices it sees.
+    """Return a variable and its value that restrict a caller to some of the devices it sees.
 
     `numbers` are the caller's, `value` what its variables are now. The result has no text of the
-    caller, since a shell may read it. Raises UnsatisfiableError where the vendor has no such
-    variable.
+    caller, since a shell may read it. Raises UnsatisfiableError if the vendor has no such variable.
     """
     if vendor not in VISIBLE:
         raise UnsatisfiableError(f"choose: no variable is known that chooses GPUs of {vendor}")
@@ -254,7 +254,7 @@ def _read_list(variable: str, text: str, seen: VisibleDevices) -> VisibleDevices
 
 
 def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:
-    """Return a list's devices: it ends before an unreadable, negative or missing one."""
+    """Return the devices of a list, which ends before an unreadable, negative or missing one."""
     numbers = list(takewhile(lambda number: number >= 0, map(_strtoul, entries)))
     if len(set(numbers)) < len(numbers):
         return ()
@@ -263,7 +263,7 @@ def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevi
 
 
 def _strtoul(entry: str) -> int:
-    """Return the number at the beginning of an entry; negative where there is none."""
+    """Return the number at the beginning of an entry; negative if there is none."""
     match = re.match(STRTOUL, entry)
     if match is None:
         return -1
@@ -272,7 +272,7 @@ def _strtoul(entry: str) -> int:
 
 
 def _by_uuid(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:
-    """Return the devices that UUIDs name, up to the first that names none or several."""
+    """Return the devices that UUIDs name, up to the first UUID that names none or several."""
     kind = entries[0][: len("GPU-")]
     names = list(takewhile(lambda entry: entry.startswith(kind), entries))
     matches = (with_uuid(name, seen.nameable) for name in names)

@@ -18,14 +18,14 @@ from affinityd.topology.nearness import LOCALITIES
 
 @dataclass(frozen=True)
 class PlannedGpu:
-    """The GPU that a rank drives, in the node's own numbering."""
+    """The GPU that a rank drives, as the node itself numbers it."""
 
     index: int
     uuid: str | None
     pci_bus_id: str
     vendor: str
     model: str | None
-    #: Its names in containers: device files, UUIDs, PCI bus id. Only with whose=node.
+    #: The GPU's names in containers: device files, UUIDs, PCI bus id. Only with whose=node.
     names: Sequence[str] | None = left_out()
 
 
@@ -33,10 +33,10 @@ class PlannedGpu:
 class PlannedNic:
     """A port of an RDMA device that is near a rank's GPU."""
 
-    name: str  #: of the device: mlx5_2
+    name: str  #: name of the device: mlx5_2
     port: int
     pci_bus_id: str
-    link: Annotated[str, OneOf(LINKS)]  #: to the GPU, in the words of nvidia-smi topo -m
+    link: Annotated[str, OneOf(LINKS)]  #: link to the GPU, in the words of nvidia-smi topo -m
     gbps: int | None
     link_layer: str | None
     netdev: str | None
@@ -50,7 +50,7 @@ class PlannedRank:
     rank: int
     gpu: PlannedGpu
     numa_node: int | None  #: of the GPU
-    home_node: int | None  #: the NUMA node that its CPUs are chosen from
+    home_node: int | None  #: the NUMA node whose CPUs it gets first
     locality: Annotated[str, OneOf(LOCALITIES)]
     cpulist: CpuList
     physical_cores: int
@@ -90,7 +90,7 @@ class AllowedCpus:
 
 @dataclass(frozen=True)
 class WarningDocument:
-    """Something to know before using the plan."""
+    """Something to know before the plan is used."""
 
     code: Annotated[str, OneOf(WARNINGS)]
     message: str
@@ -107,9 +107,9 @@ class PlanDocument:
     cpulist: CpuList
     ranks: Sequence[PlannedRank]
     warnings: Sequence[WarningDocument]
-    #: The node's AFFINITYD. Only with whose=node.
+    #: The node's AFFINITYD=on|observe|off. Only with whose=node.
     switch: Annotated[str, OneOf(SWITCHES)] | None = left_out()
-    replayed: bool | None = left_out()  #: true where the machine is not that of the daemon
+    replayed: bool | None = left_out()  #: true if the machine is not the daemon's own
 
 
 @dataclass(frozen=True)

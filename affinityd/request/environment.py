@@ -1,7 +1,7 @@
 """The variables of launchers, schedulers, drivers and communication libraries. Pure.
 
-Scripts and commands send them to the daemon as they are, as `env=NAME=VALUE`; task.py says
-what they mean for a plan.
+Scripts and commands send them unchanged to the daemon, as `env=NAME=VALUE`; task.py says what they
+mean for a plan.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm "GPU isolation techniques";
 PyTorch "torchrun: Environment Variables"; mpirun(1) of Open MPI; Intel MPI and MPICH Hydra; Cray
@@ -30,28 +30,29 @@ ZE_MASK = "ZE_AFFINITY_MASK"
 ZE_HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
 DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 BUS_ORDER = "PCI_BUS_ID"
-#: Each vendor's visible-device variables. ROCR's filters first; HIP's indexes the rest.
+#: Each vendor's visible-device variables. ROCR's filters first, then HIP's indexes what is left.
 VISIBLE = {"nvidia": (CUDA,), "amd": (ROCR, HIP), "huawei": (ASCEND,), "8086": (ZE_MASK,)}
 VISIBLE_NAMES = tuple(chain.from_iterable(VISIBLE.values()))
-MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"  #: the folder of the MPS daemon, for its clients
-MPS_LIST = "AFFINITYD_MPS_DEVICES"  #: that daemon's CUDA_VISIBLE_DEVICES, as commands read it
-MPS_UNKNOWN = "unknown"  #: the daemon belongs to another user
+MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"  #: a client of the MPS daemon has the daemon's folder in it
+MPS_LIST = "AFFINITYD_MPS_DEVICES"  #: CUDA_VISIBLE_DEVICES of the MPS daemon
+MPS_UNKNOWN = "unknown"  #: the MPS daemon belongs to another user
 #: Vendors' variables that choose devices, maybe by number, in an order that affinityd does not
 #: know.
 RENUMBERING = {"1da3": "HABANA_VISIBLE_MODULES", "8086": "ONEAPI_DEVICE_SELECTOR"}
-#: Variables about a plan that are no parameters of it.
+#: Variables that concern a plan without being parameters of it.
 OF_PLAN = (CPUS, CHOOSE_GPU, GPU_ORDER)
 
-ENV = "env"  #: the parameter that carries a variable as NAME=VALUE
-MAX_ENTRIES = 256  #: ranks, or GPUs, on a node
+ENV = "env"  #: the parameter that passes a variable as NAME=VALUE
+MAX_ENTRIES = 256  #: most ranks, or GPUs, on a node
 SLURM_JOB = "SLURM_JOB_ID"
 SLURM_TASK = "SLURM_LOCALID"
 FLUX_TASK = "FLUX_TASK_LOCAL_ID"
 LOCAL_RANK = "LOCAL_RANK"
-#: Launchers: the variable of the local rank, and those of the number of ranks. The nearest to the
-#: process comes first: torchrun runs under srun, and mpirun's ranks inherit srun's variables.
+#: Launchers: the variable of the local rank, and those of the number of ranks. The launcher nearest
+#: to the process comes first: torchrun runs under srun, and mpirun's ranks inherit srun's
+#: variables.
 LAUNCHERS = {
-    LOCAL_RANK: ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # torchrun and accelerate; deepspeed
+    LOCAL_RANK: ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # torchrun and accelerate; then deepspeed
     "OMPI_COMM_WORLD_LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     "MPI_LOCALRANKID": ("MPI_LOCALNRANKS",),
     "PMI_LOCAL_RANK": ("PMI_LOCAL_SIZE",),
@@ -62,7 +63,7 @@ LAUNCHERS = {
     FLUX_TASK: ("FLUX_JOB_SIZE",),
     SLURM_TASK: (),
 }
-#: How to tell a launcher, by the variable of its rank, not to bind it.
+#: How to tell a launcher not to bind its ranks, by the variable of the local rank.
 UNBINDING = {
     "LOCAL_RANK": "torchrun without --numa-binding, deepspeed without --bind_cores_to_rank",
     "OMPI_COMM_WORLD_LOCAL_RANK": "mpirun --bind-to none",
@@ -74,17 +75,18 @@ UNBINDING = {
     FLUX_TASK: "flux run -o cpu-affinity=off",
 }
 TORCHRUN = "TORCHELASTIC_RUN_ID"  #: set by torchrun for each of its workers
-#: Slurm's step numbers from here on are no tasks of srun: interactive, batch, extern (slurm.h).
+#: Slurm's step numbers from this one on are not started by srun: interactive, batch, extern
+#: (slurm.h).
 SLURM_SPECIAL_STEP = 0xFFFFFFFA
 
-#: The CPUs that a process may use, before a pin: `exec` exports them, and commands send them.
+#: The CPUs that a process may use, without a pin: `exec` exports them, and commands send them.
 ALLOWED = "AFFINITYD_ALLOWED"
 CPULIST = "AFFINITYD_CPULIST"  #: the CPUs that a pin has given
-#: The CPUs to which a launcher has bound a rank; commands send them.
+#: The CPUs to which a launcher has bound a rank; commands send them to the daemon.
 SLICE = "AFFINITYD_SLICE"
-JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its limit
-#: The GPUs that were chosen for a process, in the node's numbering; commands send
-#: them for this task.
+JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the number of a container's CPUs: its request, or its limit
+#: The GPUs that were chosen for a process, as the node numbers them; commands send them for this
+#: task.
 GPUS = "AFFINITYD_GPUS"
 PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: the task that a process was pinned for
 JOB_GPUS = "AFFINITYD_JOB_GPUS"  #: the GPUs of a job on this node, in the node's numbering
@@ -94,7 +96,7 @@ OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY, *RENUMBERING.value
 #: The variables about a process's task, which commands send to the daemon.
 SENT = (
     *LAUNCHERS,
-    *dict.fromkeys(chain.from_iterable(LAUNCHERS.values())),  # two launchers have the same one
+    *dict.fromkeys(chain.from_iterable(LAUNCHERS.values())),  # two launchers share a variable
     "FLUX_JOB_NNODES",
     SLURM_JOB,
     "SLURM_STEP_ID",
@@ -128,7 +130,7 @@ LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_C
 #: All names that `env` may have; scripts send the others as well.
 READ = frozenset((*SENT, *PARAMETER_VARIABLES.values()))
 
-#: Variables by which libraries and launchers undo a pin, each with the switch that stops that.
+#: Variables by which libraries and launchers undo a pin, each with the setting that prevents it.
 REBINDS = {
     "GOMP_CPU_AFFINITY": "OMP_PROC_BIND=false",
     "OMP_PROC_BIND": "OMP_PROC_BIND=false",
@@ -140,7 +142,7 @@ REBINDS = {
     "NRL_GPU_CPU_AFFINITY_FILE": "NRL_DISABLE_NUMA_BINDING=1",
 }
 
-#: A library → its variable.
+#: Library → variable that selects its NICs.
 NIC_VARIABLES = {
     "ucx": "UCX_NET_DEVICES",
     "nvshmem": "NVSHMEM_HCA_LIST",
@@ -150,7 +152,7 @@ NIC_VARIABLES = {
 
 
 class Rank:
-    """A local rank: its number, how many there are (None: unknown), and the source."""
+    """A local rank: its number, how many there are (None: unknown), and their variable."""
 
     def __init__(self, number: int, size: int | None, variable: str) -> None:
         self.number = number
@@ -159,21 +161,21 @@ class Rank:
 
 
 def gpus_in(value: str) -> int:
-    """Return how many GPUs a value of `visible` names; of ROCm's variables the last counts."""
+    """Return how many GPUs a value of `visible` names; of ROCm's variables the last decides."""
     return len(value.rpartition("=")[2].split(","))
 
 
 def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
-    """Return the request's `visible`: the values of these vendors' variables; (): of any.
+    """Return the request's `visible`: the values of these vendors' variables; (): all vendors'.
 
-    HIP reads CUDA's variable, too; Slurm gives both vendors' the same value, which counts once.
+    HIP reads CUDA's variable, too; Slurm sets both to the same value, which counts once.
     """
     for names in [VISIBLE[vendor] for vendor in VISIBLE if vendor in vendors or not vendors]:
         values = {name: environ[name] for name in names if name in environ}
         is_other = values.get(ROCR) != environ.get(CUDA)
         if HIP in names and vendors and not values.get(HIP) and is_other:
             values[HIP] = environ.get(CUDA, "")
-        if not values.get(HIP, "all"):  # HIP reads an empty one as one that is not set
+        if not values.get(HIP, "all"):  # HIP treats an empty variable as unset
             del values[HIP]
         if values:
             return ";".join(
@@ -184,11 +186,11 @@ def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
 
 
 def local_rank(environ: Environment) -> Rank | None:
-    """Return the local rank that the nearest launcher gave; None where there is none.
+    """Return the local rank that the nearest launcher gave; None if there is none.
 
-    If that launcher does not tell the number of ranks, a farther one with the same rank counts: a
-    script under srun exports LOCAL_RANK=$SLURM_LOCALID. A number of one proves nothing: the process
-    may be one of many ranks of a farther launcher. Raises InvalidRequestError.
+    If that launcher does not tell the number of ranks, a farther launcher with the same rank
+    counts: a script under srun exports LOCAL_RANK=$SLURM_LOCALID. A number of 1 proves nothing: the
+    process may be one of many ranks of a farther launcher. Raises InvalidRequestError.
     """
     ranks = list(_ranks(environ))
     if not ranks:
@@ -198,7 +200,7 @@ def local_rank(environ: Environment) -> Rank | None:
     of_several = [rank for rank in ranks if (rank.size or 0) > 1]
     if nearest.size == 1 and of_several and not of_torchrun:
         nearest = of_several[0]
-    no_mpi = (LOCAL_RANK, FLUX_TASK, SLURM_TASK)  # of several MPI launchers either may be nearer
+    no_mpi = (LOCAL_RANK, FLUX_TASK, SLURM_TASK)  # any of several MPI launchers may be the nearer
     among = [rank for rank in ranks if rank.variable not in no_mpi and rank.size != 1]
     for rank in among[1:]:
         sizes = {rank.size, among[0].size} - {None}
@@ -209,8 +211,7 @@ def local_rank(environ: Environment) -> Rank | None:
             if rank.size == nearest.size and not of_torchrun:
                 raise _contradiction(nearest, rank)
             continue
-        # A script may export the number of tasks as well; torchrun within a task has ranks of its
-        # own.
+        # A script may export the number of tasks as well; torchrun within a task has its own ranks.
         is_script_s = rank.variable == SLURM_TASK and rank.size == nearest.size
         if nearest.size is None or (is_script_s and TORCHRUN not in environ):
             return rank
@@ -236,7 +237,7 @@ def variables_of_rank(environ: Environment) -> tuple[str, ...]:
 
 def number(text: str | None) -> int | None:
     """Return the number in a variable; None for any other text."""
-    return whole_number(text, 2**32 - 1)  # the most that Slurm and launchers write
+    return whole_number(text, 2**32 - 1)  # the largest number that Slurm and launchers write
 
 
 def _ranks(environ: Environment) -> Iterator[Rank]:
@@ -271,7 +272,7 @@ def _count(environ: Environment, name: str) -> int | None:
 
 
 def is_alone(environ: Environment, rank: Rank) -> bool:
-    """Return whether a task is the only one of its launcher here: it has all GPUs that it sees.
+    """Return whether a task is its launcher's only one here: all GPUs that it sees are its own.
 
     So is the first one where no launcher tells the number. A worker of torchrun has the GPU of
     LOCAL_RANK.
@@ -282,7 +283,7 @@ def is_alone(environ: Environment, rank: Rank) -> bool:
 
 
 def slurm_tasks(environ: Environment) -> int | None:
-    """Return how many tasks a Slurm step has on this node, by SLURM_GTIDS, else by 4(x2),3."""
+    """Return how many tasks a Slurm step has on this node, from SLURM_GTIDS, else from 4(x2),3."""
     listed = environ.get("SLURM_GTIDS")
     if listed:
         tasks_here = listed.split(",")
@@ -302,13 +303,13 @@ def slurm_tasks(environ: Environment) -> int | None:
 
 
 def chooses_gpu(environ: Environment) -> bool:
-    """Return whether AFFINITYD_CHOOSE_GPU counts: not twice, nor where LOCAL_RANK is the device."""
+    """Return whether AFFINITYD_CHOOSE_GPU applies: once, and not if LOCAL_RANK is the device."""
     word = environ.get(CHOOSE_GPU, "").lower()
     return word in YES and environ.keys().isdisjoint((LOCAL_RANK, GPUS))
 
 
 def job_cpus(environ: Environment) -> int | None:
-    """Return how many CPUs a job has on this node; None: unknown, as in a list by node."""
+    """Return how many CPUs a job has on this node; None: unknown, as from a list by node."""
     by_node = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
     return None if "," in by_node else number(by_node.partition("(")[0])
 
@@ -331,7 +332,7 @@ def read_cpus(environ: Environment, name: str) -> CpuSet:
 
 
 def task_of(environ: Environment) -> str:
-    """Return what the variables say of a process's task: its step, ranks, GPUs and settings.
+    """Return a process's task as text: step, ranks, GPUs and settings, by the variables.
 
     A pin holds for one task; ranks of a launcher that inherit its variables are other tasks. A
     script of a rank may export its number by another name. Raises InvalidRequestError.
@@ -344,7 +345,7 @@ def task_of(environ: Environment) -> str:
 
 
 def nic_value(library: str, ports: Sequence[str]) -> str:
-    """Return the value of a library's variable for ports, each like `mlx5_2:1`."""
+    """Return the value of a library's NIC variable for ports, each like `mlx5_2:1`."""
     if library == "uccl":
         return ",".join(dict.fromkeys(port.partition(":")[0] for port in ports))
     names = ",".join(ports)

@@ -38,7 +38,7 @@ def _shell(reply: Reply) -> Iterator[str]:
 def _nics(reply: Reply) -> Iterator[str]:
     if not reply.rdma:
         return
-    for library in ("ucx", "nvshmem", "uccl"):  # NCCL chooses near devices itself
+    for library in ("ucx", "nvshmem", "uccl"):  # without nccl, which chooses near devices itself
         yield f"{NIC_VARIABLES[library]}={nic_value(library, reply.rdma)}"
 
 

@@ -1,4 +1,4 @@
-"""The query of a plan: its parameters, and what the caller's variables say about it. Pure.
+"""The query of a plan: its parameters, and the facts that follow from the caller's variables. Pure.
 
 The API, its OpenAPI document and the command line have one table of parameters.
 """
@@ -19,8 +19,8 @@ from affinityd.request.task import Task, read_task
 from affinityd.request.task_cpus import read_masks
 from affinityd.text import one_of, quote, whole_number
 
-#: Of a query, and of a value, in characters: the masks of 256 tasks on 512 CPUs take 34,000, a list
-#: of every second CPU of 8192 takes 20,000.
+#: Most characters of a query, and of a value: the masks of 256 tasks on 512 CPUs take 34,000, a
+#: list of every second CPU of 8192 takes 20,000.
 MAX_LENGTH = 49152
 MAX_NUMBER = 2**31
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "nics", "map_gpu")
@@ -31,17 +31,17 @@ class Request(NamedTuple):
     """A request as understood; equal requests have equal answers."""
 
     task: Task = Task()
-    observe: CpuSet | None = None  #: where the caller runs and stays; None: it applies its plan
-    nics: int | None = None  #: how many for each rank; None: its GPU's part
+    observe: CpuSet | None = None  #: CPUs that an observing caller keeps; None: it pins
+    nics: int | None = None  #: how many for each rank; None: the part of its GPU
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
     choose: str | None = None  #: "gpu": the ranks keep their CPUs, and near GPUs are chosen
-    gpus_per_rank: int | None = None  #: how many to choose; None: all ranks get equally many
+    gpus_per_rank: int | None = None  #: GPUs for each rank; None: all get equally many
     options: Options = _DEFAULTS
 
 
 class Parameter(NamedTuple):
-    """One parameter: how its text is read, and its help."""
+    """One parameter: the reader of its text, and its help."""
 
     read: Callable[[str], Any]
     help: str
@@ -66,7 +66,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
         except ValueError as error:
             raise InvalidRequestError(f"{name}: {error}") from None
     if "scope" in values:
-        values.setdefault("mode", "all")  # `all` is all of the node, in any scope
+        values.setdefault("mode", "all")  # `all` means all of the node, whatever the scope
     of_options = Options.__annotations__.keys() & values.keys()
     options = Options(**{name: values.pop(name) for name in of_options})
     most = options.max_physical_cores
@@ -89,7 +89,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """Return a hint for an unknown name: the known one that is most similar, else all."""
+    """Return a hint for an unknown name: the most similar known name, else all of them."""
     import difflib  # noqa: PLC0415 - a rank has no use for it
 
     near = difflib.get_close_matches(name[:64], known, n=1)
@@ -159,7 +159,7 @@ def _read_ranks(text: str) -> tuple[int, ...]:
 
 
 def read_listed(text: str) -> str:
-    """Return a list of few entries. Raises ValueError before it reads any."""
+    """Return a list's text if it has few entries. Raises ValueError before it reads any."""
     _few(text.count(",") + 1, "entries")
     return text
 

@@ -1,4 +1,4 @@
-"""A plan as the format `shell` has it: a table of its variables, for both sides. Pure.
+"""A plan in the format `shell`: a table of its variables, for reader and writer. Pure.
 
 A rank that asks a daemon imports this module, and not the planner.
 """
@@ -21,26 +21,26 @@ REPLAYED_MACHINE = (
 
 
 class ProcessPlan:
-    """A process's plan, as a daemon answered it, or as it was made here."""
+    """A process's plan, as a daemon answered it, or as this process made it."""
 
     cpus: CpuSet
     allowed: CpuSet
     memory_nodes: CpuSet
-    visible_memory: CpuSet = frozenset()  #: the nodes near any GPU that it sees
-    near: CpuSet | None = None  #: of the allowed CPUs; set where others were added
-    gpus: CpuSet = frozenset()  #: the node's own indices; none where they are not certain
-    visible: Mapping[str, str]  #: the variable by which it sees only the GPUs chosen for it
+    visible_memory: CpuSet = frozenset()  #: memory nodes near any visible GPU
+    near: CpuSet | None = None  #: near ones of the allowed CPUs; set if far ones were added
+    gpus: CpuSet = frozenset()  #: indices of the node itself; empty if uncertain
+    visible: Mapping[str, str]  #: variables that restrict the process to GPUs chosen for it
     nodes: CpuSet = frozenset()  #: the home nodes
     locality: str
     threads: int
     switch: str = ON
     rdma: tuple[str, ...] = ()  #: ports, like mlx5_2:1
     warning_codes: tuple[str, ...] = ()
-    source: str = "daemon"  #: of the topology; or "node.json", "sysfs"
-    trouble: str | None = None  #: why no daemon made the plan; None: one did, or there is none
+    source: str = "daemon"  #: where the topology is from: a daemon, "node.json" or "sysfs"
+    trouble: str | None = None  #: why no daemon made the plan; None: a daemon did, or none is there
     replayed: bool = False  #: the machine is another one than this
 
-    def __init__(self, **fields: object) -> None:  # a dataclass takes as long as Python's start
+    def __init__(self, **fields: object) -> None:  # importing dataclasses is slow
         self.__dict__.update(fields)
 
 
@@ -48,7 +48,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, dict.fromkeys(text.split(","))))
 
 
-#: Each field of a plan: its variable, and how that is read and written.
+#: Field of a plan → its variable, its reader and its writer.
 FIELDS: Mapping[str, tuple[str, Callable[[str], object], Callable[..., str]]] = {
     "switch": (SWITCH, read_switch, str),
     "cpus": (CPULIST, parse_list, format_list),

@@ -1,4 +1,4 @@
-"""The plan of a request's ranks: which GPU each rank drives, which are asked for, and their CPUs.
+"""The plan of a request's ranks: the GPU of each rank, the requested ranks, and their CPUs.
 
 A task is a process that a launcher started. It may drive several GPUs, each a rank of the plan, and
 several tasks may drive one GPU.
@@ -35,39 +35,39 @@ from affinityd.request.task_cpus import SlurmTask
 from affinityd.topology.model import Gpu, Node, Topology
 
 UNKNOWN_CPUS = "choose: the CPUs of the other ranks are not known"
-TOLERATED = 8  #: one core in so many may be kept from a job that has the machine for itself
+TOLERATED = 8  #: one core in so many may be withheld from a job that has the machine for itself
 
 #: The GPUs of each rank of a node.
 GpusOfRanks = tuple[tuple[Entry, ...], ...]
-#: All ranks of a node ask at once, with the same result. 256 sets of CPUs take 8 MB.
+#: All ranks of a node ask at once, for the same result. 256 sets of CPUs take 8 MB.
 _choose_once = lru_cache(1)(choose_gpus)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A request, with the GPUs and the CPUs that it means on this node."""
+    """A request, with the GPUs and CPUs that it refers to on this node."""
 
     node: Node
     request: Request
     task: Task  #: the request's
     seen: VisibleDevices
-    entries: tuple[Entry, ...]  #: the GPUs that it names, else all that it sees
-    job: tuple[Entry, ...]  #: the GPUs of its job; (): not known
-    cpuset: CpuSet  #: the CPUs that it states, else those of its caller, else all
-    mask: CpuSet | None  #: of a Slurm task, as it is; else the stated CPUs; None: unknown
-    within: CpuSet | None  #: the CPUs of its cgroup; None: not known
-    allowed: CpuSet  #: the CPUs to plan on, except for tasks of Slurm
+    entries: tuple[Entry, ...]  #: the GPUs that the request names, else all that its caller sees
+    job: tuple[Entry, ...]  #: the GPUs of the caller's job; (): not known
+    cpuset: CpuSet  #: the CPUs that the request states, else the caller's, else all
+    mask: CpuSet | None  #: a Slurm task's mask as it is; else the stated CPUs; None: unknown
+    within: CpuSet | None  #: the CPUs of the caller's cgroup; None: not known
+    allowed: CpuSet  #: the CPUs to plan on; Slurm tasks have others
 
 
 class Planned(NamedTuple):
-    """A plan, and the ranks that it is for."""
+    """A plan, and the requested ranks in it."""
 
     entries: tuple[Entry, ...]  #: rank i drives entry i
     asked: frozenset[int]  #: the requested ranks
     options: Options  #: the options of the plan
     plan: Plan
     allowed: CpuSet  #: the CPUs that were planned on
-    #: The variables by which a rank sees only the GPUs chosen for it
+    #: Rank → the variables by which it sees only the GPUs chosen for it
     visible: Mapping[int, Mapping[str, str]] = {}
 
 
@@ -110,13 +110,13 @@ def plan_ranks(resolved: Resolved) -> Planned:
 
 
 def _place_in_job(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset[int], int]:
-    """Return the GPU of each rank of a job, the ranks that are this task's, and its GPUs."""
+    """Return the GPU of each rank of a job, the ranks of this task, and the number of its GPUs."""
     task = resolved.task
     own = resolved.entries
     sharing = 1
     slot = 0
     asking = own
-    if task.ranks is not None:  # all tasks see the same, and take turns
+    if task.ranks is not None:  # all tasks see the same GPUs, and take turns
         (rank,) = asked_ranks(task.rank, task.ranks)
         sharing = -(-task.ranks // len(own))
         slot = rank // len(own)
@@ -129,7 +129,7 @@ def _place_in_job(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset[int]
 
 
 def _place_on_own_gpus(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset[int], int]:
-    """Return as `_place_in_job`, of a task whose own GPUs are all that count."""
+    """Return the same for a task to which only its own GPUs matter."""
     task = resolved.task
     own = resolved.entries
     ranks = task.ranks or len(own)
@@ -142,7 +142,7 @@ def _place_on_own_gpus(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset
 
 
 def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
-    """Return the GPUs that ranks are assumed to use, where all see the same ones: in turns.
+    """Return the GPUs of each rank, assumed in turns, if all ranks see the same GPUs.
 
     If there are fewer ranks than GPUs, each has a block; AFFINITYD_GPU_ORDER may say otherwise.
     Raises BoundError.
@@ -166,12 +166,12 @@ def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
 
 
 def has_bound_gpus(task: SlurmTask, visible: Sequence[Entry]) -> bool:
-    """Return whether Slurm chose a task's GPUs; else all tasks of the step see the same ones."""
+    """Return whether Slurm chose a task's GPUs; if not, all tasks of the step see the same."""
     return task.binds_gpus or len(visible) < (task.step_gpus or 0)
 
 
 def check_step_gpus(task: SlurmTask, visible: Sequence[Entry]) -> None:
-    """Raise UnsatisfiableError where a task sees more GPUs than its step has."""
+    """Raise UnsatisfiableError if a task sees more GPUs than its step has."""
     seen = len({gpu.key for gpu in gpus_of(visible)})
     if task.step_gpus and seen > task.step_gpus and task.tasks > 1:
         raise UnsatisfiableError(
@@ -182,10 +182,10 @@ def check_step_gpus(task: SlurmTask, visible: Sequence[Entry]) -> None:
 def plan_chosen(resolved: Resolved) -> Planned | None:
     """Plan ranks on GPUs that are chosen for them, of those that all ranks of a node see.
 
-    Every rank finds the same one of four cases. The GPUs are the rank's own, also by an earlier
-    choice: None. The CPUs of all ranks are known: they keep them, and get the GPUs near them. The
-    launcher has bound no rank: rank i has GPU i, and CPUs near it. Else AffinityError says what is
-    not known.
+    Every rank finds the same of four cases. 1. The GPUs are the rank's own, maybe by an earlier
+    choice: None. 2. The CPUs of all ranks are known: they keep them, and get the GPUs near them. 3.
+    The launcher has bound no rank: rank i has GPU i, and CPUs near it. 4. Otherwise AffinityError
+    says what is not known.
     """
     task = resolved.task
     topology = resolved.node.topology
@@ -211,7 +211,7 @@ def plan_chosen(resolved: Resolved) -> Planned | None:
     visible: dict[int, dict[str, str]] = {}
     if len(dealt[0]) < len(entries):
         visible = {rank: _variables_of(resolved, dealt[rank]) for rank in asking}
-    asks_for_all = bool(task.masks) and task.slurm is None  # a command, not a rank
+    asks_for_all = bool(task.masks) and task.slurm is None  # the caller is a command, not a rank
     if (not known or ranks == 1) and not (task.bound or asks_for_all):
         return _plan_near(resolved, dealt, asking[0])._replace(visible=visible)
     options = Options(strict=resolved.request.options.strict)
@@ -247,8 +247,8 @@ def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
 def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
     """Return the CPUs that the launcher gave each rank of a node; (): it bound none of several.
 
-    A CPU set by affinityd's pin counts as in the launcher's list: all ranks choose alike, also
-    those that are not pinned. Raises UnsatisfiableError where the CPUs are not known.
+    For a rank that affinityd has pinned, the CPUs in the launcher's list count: so all ranks choose
+    alike, pinned or not. Raises UnsatisfiableError if the CPUs are not known.
     """
     task = resolved.task
     online = resolved.node.topology.online
@@ -267,7 +267,7 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
         raise UnsatisfiableError("choose: a rank has no CPU that is online here")
     if slurm is None:
         return known
-    if 1 < len(listed) < ranks and not task.bound:  # a user's list starts anew from its first entry
+    if 1 < len(listed) < ranks and not task.bound:  # Slurm repeats a short list
         raise UnsatisfiableError(f"{UNKNOWN_CPUS}: Slurm lists {len(listed)} of {ranks}")
     own = known[slurm.number]
     now = (resolved.mask or frozenset()) & online
@@ -279,7 +279,7 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
 
 
 def _variables_of(resolved: Resolved, own: Sequence[Entry]) -> dict[str, str]:
-    """Return the variables by which a rank sees only these GPUs, by its driver's numbers."""
+    """Return the variables by which a rank sees only these GPUs, as its driver numbers them."""
     task = resolved.task
     numbers = [int(name) for name, _ in own]
     unhidden = replace(task, granted=task.opened, nvidia_visible=None)
@@ -288,7 +288,7 @@ def _variables_of(resolved: Resolved, own: Sequence[Entry]) -> dict[str, str]:
         devices = [device for _, device in own]
         numbers = [number for number, device in opened.items() if device in devices]
     variable, value = narrow_visible(task.visible, own[0][1].gpu.vendor, numbers)
-    if variable == ROCR and dict(task.lists).get(CUDA):  # HIP's entries are places in ROCR's list
+    if variable == ROCR and dict(task.lists).get(CUDA):  # HIP indexes ROCR's list
         return {variable: value, CUDA: ",".join(map(str, range(len(numbers))))}
     return {variable: value}
 
@@ -319,7 +319,7 @@ def plan_bound(
     *,
     remedy: str = "",
 ) -> Planned:
-    """Plan the ranks of a process that a launcher has bound to these CPUs, which are its own."""
+    """Plan the ranks of a process on the CPUs to which a launcher has bound it, and only it."""
     options = replace(resolved.request.options, cpus=None)
     ranks = sorted(asked)
     gpus = gpus_of([entries[rank] for rank in ranks])
@@ -332,7 +332,7 @@ def plan_bound(
 def _plan_in_slice(
     resolved: Resolved, entries: tuple[Entry, ...], asked: frozenset[int]
 ) -> Planned:
-    """Plan as `plan_bound`, where other processes may have the CPUs, too."""
+    """Plan as `plan_bound`, if other processes may share the CPUs."""
     cpus = resolved.allowed
     if not cpus:
         raise UnsatisfiableError("no CPU is allowed: the launcher's mask has none of this machine")
@@ -348,7 +348,7 @@ def _plan_in_slice(
 def _ask_by_allotment(
     node: Node, options: Options, tasks: int, entries: Sequence[Entry], allowed: CpuSet
 ) -> tuple[Options, dict[int | None, int]]:
-    """Return a demand for a part of an allotment: of a rank, and of the ranks of a home node."""
+    """Return a demand for a rank's part of an allotment, and for each home node's ranks."""
     cpus = min(options.cpus or 1, cores_of_gpu(node.topology))
     sees_all = len(entries) >= tasks
     gpus = gpus_of(entries) if sees_all else node.topology.gpus
@@ -356,7 +356,7 @@ def _ask_by_allotment(
     together: dict[int | None, int] = {}
     for home in homes:
         ranks = homes.count(home)
-        if not sees_all:  # the GPUs of the other tasks may all be of its home node
+        if not sees_all:  # all GPUs of the other tasks may be on its home node
             ranks = max(min(ranks, tasks), -(-tasks * ranks // len(homes)))
         together[home] = cpus * ranks
     return replace(options, cpus=cpus), together
@@ -383,15 +383,16 @@ def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
 
 
 def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the GPUs of a task's job, by the node's numbering; (): they are not known.
+    """Return the GPUs of a task's job, by the node's numbering; (): not known.
 
-    They are also unknown where a note does not fit; if the caller stated them, an error is raised.
+    They are also unknown if a note of the job does not fit; stated GPUs that do not fit are an
+    error.
     """
     if not task.job:
         return ()
     try:
         job = find_entries(all_devices(topology), task.job)
-        for entry in dict.fromkeys(own):  # most of 256 entries may be equal
+        for entry in dict.fromkeys(own):  # many of 256 entries may be equal
             places_of(entry, job)
     except (InvalidRequestError, NoSuchGpuError) as error:
         if task.is_launched:
@@ -401,7 +402,7 @@ def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[E
 
 
 def asked_ranks(asked: Sequence[int] | None, count: int) -> frozenset[int]:
-    """Return the requested ranks, of so many; None: all. Raises InvalidRequestError."""
+    """Return the requested ranks of `count`; None: all. Raises InvalidRequestError."""
     ranks = range(count) if asked is None else asked
     if beyond := [rank for rank in ranks if rank >= count]:
         raise InvalidRequestError(
@@ -411,7 +412,7 @@ def asked_ranks(asked: Sequence[int] | None, count: int) -> frozenset[int]:
 
 
 def places_of(entry: Entry, job: Sequence[Entry]) -> list[int]:
-    """Return a device's places in a job's list: its own, else its GPU's. Raises NoSuchGpuError."""
+    """Return a device's positions in a job's list, or its GPU's. Raises NoSuchGpuError."""
     name, device = entry
     places = [place for place, (_, other) in enumerate(job) if other == device]
     if not places:
@@ -437,7 +438,8 @@ def count_asked_cpus(node: Node, task: Task, allowed: CpuSet, tasks: int) -> int
         return None if (asked.of_job or 0) >= len(node.topology.online) else each
     if asked.cpus is None:
         return at_most_of_whole_node(node.topology, each, together, allowed, node.usable)
-    # Another launcher's ranks may have inherited a script's variable, which is for all of them.
+    # Ranks of another launcher may have inherited a script's variable, which is for all of them
+    # together.
     return min(asked.cpus, together if task.slurm else each)
 
 

@@ -1,4 +1,4 @@
-"""One request from its parts to its reply: GPUs meant, CPUs allowed, plan."""
+"""From a request to its reply: the GPUs it refers to, the CPUs it may use, and the plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from affinityd.topology.rdma import NearNic, nics_of_gpus, verbs_ports
 
 
 class Caller(NamedTuple):
-    """The process that requests a plan, as far as it is known."""
+    """The process that requests a plan, as far as known."""
 
     mask: CpuSet  #: its affinity mask
     #: The CPUs that its cgroup allows, never narrower than the mask; None: unknown.
@@ -36,19 +36,19 @@ class Reply(NamedTuple):
     node: str
     generation: int
     request: Request
-    entries: tuple[str, ...]  #: each rank's GPU, as the request names it or would name it
+    entries: tuple[str, ...]  #: each rank's GPU, by a name that requests use
     asked_ranks: frozenset[int]  #: the requested ranks
     allowed: CpuSet
-    source: str  #: of the allowed CPUs: "request", "caller" or "node"
-    within: CpuSet | None  #: the caller's cpuset, which contains them; None: unknown
+    source: str  #: source of the allowed CPUs: "request", "caller" or "node"
+    within: CpuSet | None  #: the caller's cpuset, which contains the allowed CPUs; None: unknown
     plan: Plan
-    nics: Mapping[tuple[str, int], tuple[NearNic, ...]]  #: of each rank's GPU, best first
-    replayed: bool  #: the node is not the machine that plans it
-    switch: str = ON  #: of the node and of the caller, together
-    #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
+    nics: Mapping[tuple[str, int], tuple[NearNic, ...]]  #: near NICs of each rank's GPU, best first
+    replayed: bool  #: the node is not the machine on which this runs
+    switch: str = ON  #: of the node and the caller, the stricter one
+    #: The nodes whose memory is near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
-    doubt: Doubt | None = None  #: why its GPUs may be others; None: it is certain
-    #: The variables by which a rank sees only the GPUs chosen for it
+    doubt: Doubt | None = None  #: why its GPUs may be others; None: they are certain
+    #: Rank → the variables by which it sees only the GPUs chosen for it
     visible: Mapping[int, Mapping[str, str]] = {}
     near_cpus: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
 
@@ -65,7 +65,7 @@ class Reply(NamedTuple):
 
     @property
     def rdma(self) -> tuple[str, ...]:
-        """The ranks' ports, by the names that verbs libraries use."""
+        """Port names of the ranks' NICs, as verbs libraries write them."""
         nics: list[NearNic] = []
         for rank in self.ranks:
             nics += self.nics[rank.gpu.key]
@@ -78,7 +78,7 @@ class Reply(NamedTuple):
 
     @property
     def locality(self) -> str:
-        """The worst locality of any rank; unknown if the place of any GPU is unknown."""
+        """The worst locality of the ranks; unknown if the place of any GPU is unknown."""
         return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
 
 
@@ -114,7 +114,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
 
 
 def check_gpus_of(node: Node, reply: Reply) -> Reply:
-    """Return a reply, with a warning on its GPUs. Raises UnsatisfiableError for a wrong one."""
+    """Return a reply, with a warning if its GPUs are doubtful. Raises UnsatisfiableError."""
     gpus = [rank.gpu for rank in reply.ranks]
     warning = check_gpus(node.topology, reply.request.task, reply.doubt, gpus)
     if warning is None:

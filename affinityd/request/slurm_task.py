@@ -1,4 +1,4 @@
-"""The plan of a task of a Slurm step, by the task's own facts alone. Pure.
+"""The plan of a task of a Slurm step, by facts that the task itself has. Pure.
 
 The rule is in docs/slurm.md, "What each task gets". A task knows its GPUs, its number, how many
 tasks the step has on the node, and the CPUs that Slurm bound each of these tasks to.
@@ -38,31 +38,31 @@ from affinityd.text import count
 from affinityd.topology.model import cpus_of
 from affinityd.topology.nearness import vicinity
 
-#: What to ask Slurm for where a slice has no near CPU.
+#: What to ask Slurm for if a slice has no near CPU.
 REMEDY = "--gres-flags=enforce-binding with Cores= in gres.conf, or --gpu-bind=closest"
 
-#: All tasks of a step ask at once, with the same result: for 64 tasks this takes most of the time.
+#: All tasks of a step ask at once, for the same result: of 64 requests this is the main cost.
 _deal_once = lru_cache(8)(deal)
 
 
 @dataclass(frozen=True)
 class StepTask:
-    """A task of a step, with its GPUs and the GPUs that it is planned among."""
+    """A task of a step, its GPUs, and the GPUs of the tasks with which it divides CPUs."""
 
     resolved: Resolved
     task: SlurmTask
-    dealt: GpusOfRanks  #: the GPUs of each task, as far as this one knows
-    job: tuple[Entry, ...]  #: the GPUs of its job; (): no note has them, or they are not here
-    is_bound: bool  #: Slurm chose its GPUs; else all tasks of the step see the same ones
+    dealt: GpusOfRanks  #: the GPUs of each task, as far as this task knows
+    job: tuple[Entry, ...]  #: the GPUs of its job; (): no note has them, or not all are here
+    is_bound: bool  #: whether Slurm chose its GPUs; if not, all tasks of the step see the same
 
     @property
     def own(self) -> tuple[Entry, ...]:
-        """Its GPUs."""
+        """The task's own GPUs."""
         return self.dealt[self.task.number]
 
     @property
     def ranks(self) -> frozenset[int]:
-        """The ranks of a plan of its own GPUs."""
+        """The numbers of its own GPUs' ranks in the plan."""
         return frozenset(range(len(self.own)))
 
 
@@ -105,16 +105,16 @@ def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
     job = resolved.job
     if not job:
         check_step_gpus(task, resolved.entries)
-    if len(job) < (task.step_gpus or 0):  # a prolog gets only the last of several types
+    if len(job) < (task.step_gpus or 0):  # a prolog sees one type only
         job = ()
     everything = all_devices(resolved.node.topology)
-    if not job and task.step_gpus == len(everything.by_index):  # no note is needed
+    if not job and task.step_gpus == len(everything.by_index):  # all GPUs of the node
         job = find_entries(everything, None)
     return job
 
 
 def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
-    """Return the slice of each task; (): none has one. Raises BoundError for a mask of the user."""
+    """Return the slice of each task; (): no task has one. Raises BoundError for a user's mask."""
     online = resolved.node.topology.online
     within = resolved.within
     if task.tasks == 1 or len(task.masks) <= 1:  # one mask for several tasks is no slice
@@ -133,7 +133,7 @@ def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
             raise BoundError(
                 f"its CPUs were narrowed to {format_list(resolved.mask or ())} by the user"
             )
-        return ()  # the list is that of an outer step
+        return ()  # the list belongs to an outer step
     together = frozenset[int]().union(*slices)
     if sum(len(cpus) for cpus in slices) > len(together):
         return ()
@@ -149,7 +149,7 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
     seen = step.resolved.seen
     node = step.resolved.node
     indices = [gpu.index for gpu in gpus_of(step.resolved.entries)]
-    # They are of the step as Slurm lists them, and not a list of the user
+    # the indices are the step's, as Slurm lists them, and no user's choice
     are_of_step = len(indices) == task.step_gpus and indices == sorted(indices)
     own = slices[task.number]
     cpus = _dealt_before(step, slices)
@@ -166,7 +166,7 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
 
 
 def _dealt_before(step: StepTask, slices: tuple[CpuSet, ...]) -> CpuSet | None:
-    """Return the CPUs that a pinned task was dealt; others keep theirs. None: it is not pinned."""
+    """Return the CPUs that a pinned task was dealt before; None: it is not pinned by a deal."""
     task = step.task
     mask = step.resolved.mask
     online = step.resolved.node.topology.online
@@ -183,14 +183,14 @@ def _idle_cpus(resolved: Resolved, slices: Sequence[CpuSet]) -> CpuSet:
     online = node.topology.online
     step_cpus = resolved.task.cpus.of_job if resolved.task.cpus else None
     if within is None or (within >= online and step_cpus != len(online)):
-        return frozenset()  # the cpuset does not say which CPUs are the step's
+        return frozenset()  # the cpuset does not tell which CPUs are the step's
     taken = frozenset[int]().union(*slices)
     free = cpus_of(core for core in node.topology.cores if taken.isdisjoint(core.cpus))
     return free & within & node.usable
 
 
 def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
-    """Plan a task on CPUs that other tasks have, too, unless its mask is near as it is."""
+    """Plan a task on CPUs that it shares with other tasks, unless its mask is near as it is."""
     task = step.task
     node = step.resolved.node
     mask = step.resolved.mask
@@ -201,12 +201,12 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
     if mode.shares and mask and mask <= near and mask <= node.usable:
         because = f"its mask, CPUs {format_list(mask)}, is near as it is"
         planned = plan_bound(step.resolved, step.own, step.ranks, mask, because)
-        return planned._replace(options=options)  # the mask stays, and the number asked for, too
+        return planned._replace(options=options)  # the mask stays, and the requested number too
     if options.cpus is None:
         asked = step.resolved.task.cpus
         cpus = count_asked_cpus(node, step.resolved.task, allowed, task.tasks)
         if cpus and has_siblings and (asked is None or asked.cpus is None):
-            cpus = 1  # the tasks' common mask is no demand: without -c Slurm gives each one CPU
+            cpus = 1  # a common mask is no request; without -c Slurm means one CPU
         options = replace(options, cpus=cpus)
     if mode.shares_node and has_siblings and allowed:
         in_block = _in_own_block(step, options, allowed)
@@ -228,15 +228,15 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
 
 
 def _beside_neighbors(step: StepTask, options: Options, allowed: CpuSet) -> Plan:
-    """Plan a task on the CPUs near its GPUs, which the tasks of one home node ask for together."""
+    """Plan a task on the CPUs near its GPUs, which the tasks of one home node divide."""
     node = step.resolved.node
     topology = step.resolved.node.topology
     if MODES[options.mode].unique:
-        options = replace(options, mode="all")  # of the whole scope
+        options = replace(options, mode="all")  # mode of the whole scope
     demand = demand_of(node, step.own, allowed, options)
     if not allowed:
         return plan(topology, demand)
-    # All tasks see the step's GPUs, unless Slurm bound them: then the step has some of the job's.
+    # All tasks see the step's GPUs, unless Slurm bound GPUs: then the step has some of the job's.
     divided = (step.job if step.is_bound else ()) or step.resolved.entries
     nearest = nearest_nodes(topology, gpus_of(divided), allowed)
     homes = tuple(nodes[0] for nodes in nearest)
@@ -256,9 +256,9 @@ def _beside_neighbors(step: StepTask, options: Options, allowed: CpuSet) -> Plan
 
 
 def _tasks_at(step: StepTask, home: int | None, home_of: Mapping[Entry, int | None]) -> int:
-    """Return how many tasks have GPUs of a home node, by the home nodes of all GPUs."""
+    """Return how many tasks have GPUs on a home node, by the home nodes of all GPUs."""
     tasks, homes = step.task.tasks, list(home_of.values())
-    if step.is_bound:  # a step with a part of the job's GPUs may have all of them here
+    if step.is_bound:  # the step's part of the job's GPUs may all be on this home node
         of_step = min(step.task.step_gpus or len(homes), len(homes))
         return min(tasks, -(-tasks * homes.count(home) // of_step))
     part = -(-tasks * homes.count(home) // len(homes))
@@ -269,7 +269,7 @@ def _tasks_at(step: StepTask, home: int | None, home_of: Mapping[Entry, int | No
 
 
 def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned | None:
-    """Return the plan of all ranks that divide the CPUs, in which the task has its GPUs' blocks.
+    """Return the plan of all ranks that divide the CPUs; the task has the blocks of its GPUs.
 
     None if no block keeps other tasks out, is near, and has as many CPUs as were asked for.
     """
@@ -290,7 +290,7 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
         slot = step.dealt[: task.number].count(own)
     knows_step = step.is_bound and len(step.job) == task.step_gpus
     if sharing > 1 and knows_step and places != (task.number // sharing,):
-        return None  # unknown tasks, not its neighbors, have the same GPU
+        return None  # tasks that are unknown, and no neighbors, share the GPU
     entries = repeat_each(job, sharing)
     ranks = frozenset(place * sharing + slot for place in places)
     try:
@@ -307,7 +307,7 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
 
 
 def _least_cores(step: StepTask, options: Options, allowed: CpuSet) -> int:
-    """Return the fewest cores of a block: those asked for, or fewer if the user wants fewer."""
+    """Return the fewest cores of a block: the requested number, or fewer if the user says so."""
     mode = MODES[options.mode]
     wants_fewer = not (mode.counts and mode.widens) or options.max_physical_cores is not None
     if wants_fewer or options.cpus is None:

@@ -1,13 +1,14 @@
 """The task of a process, by its facts: which GPUs, rank and CPUs it has. Pure.
 
-An index of a GPU is read through each numbering between the node and the process, the node's first:
+A GPU index is read through each numbering between the node and the process, the node's first:
 
-1. the device files that the process may open, which a container's runtime counts from 0; 2.
-NVIDIA_VISIBLE_DEVICES, where it names only such devices; 3. the list of the MPS daemon, for its
-clients; 4. the visible-device variables, as the driver reads them.
+1. the device files that the process may open, which a container's runtime counts from 0;
+2. NVIDIA_VISIBLE_DEVICES, where it names only such devices;
+3. the list of the MPS daemon, for its clients;
+4. the visible-device variables, as the driver reads them.
 
-Where one of them is not known, an index may mean several GPUs. If these have the same near CPUs,
-the plan is certain. Else there is no plan, and the process stays as it is.
+If one of them is not known, an index may mean several GPUs. If these have the same near CPUs, the
+plan is certain. Else there is no plan, and the process stays as it is.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; NVIDIA "Multi-Process Service",
 "MIG User Guide", Container Toolkit "NVIDIA_VISIBLE_DEVICES"; Ascend "ASCEND_RT_VISIBLE_DEVICES".
@@ -55,40 +56,40 @@ AMBIGUOUS = "ambiguous_index"
 
 @dataclass(frozen=True)
 class Task:
-    """A process and its GPUs, rank and CPUs, as stated, and by its facts."""
+    """The GPUs, rank and CPUs of a process, as stated, and by its facts."""
 
-    gpus: tuple[str, ...] | None = None  #: of the ranks, by name; None: all that it sees
-    rank: tuple[int, ...] | None = None  #: its own; None: all, as where it is the only one
+    gpus: tuple[str, ...] | None = None  #: GPUs of the ranks, by name; None: all that it sees
+    rank: tuple[int, ...] | None = None  #: its own ranks; None: all, as if it is the only process
     ranks: int | None = None  #: number of ranks; None: one for each GPU
-    job: tuple[str, ...] | None = None  #: all GPUs of its job; None: only its own count
+    job: tuple[str, ...] | None = None  #: all GPUs of its job; None: only its own GPUs matter
     cpuset: CpuSet | None = None
     granted: str | None = None  #: the devices that it may open; None: not known
     visible: str | None = None  #: the value of its visible-device variables; None: not set
-    # By its variables alone, and no parameters:
+    # The fields from here on come from variables alone, not from parameters:
     #: The visible-device variables of all vendors, if none was stated
     lists: tuple[tuple[str, str], ...] = ()
-    nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
-    mps: str | None = None  #: the list of its MPS daemon; None: it is no client of one
+    nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, for container runtimes
+    mps: str | None = None  #: device list of its MPS daemon; None: it is no client of one
     is_in_bus_order: bool = False  #: CUDA_DEVICE_ORDER says so
-    counts_cards: bool = False  #: and not Intel's tiles, by ZE_FLAT_DEVICE_HIERARCHY
-    renumbering: tuple[str, ...] = ()  #: set variables of RENUMBERING that name numbers
-    cpus: TaskCpus | None = None  #: the CPUs that it asked for; None: unknown
-    slice: CpuSet | None = None  #: the CPUs to which a launcher bound the rank; None: to none
-    slurm: SlurmTask | None = None  #: None: it is no such task, or its GPUs were named
+    counts_cards: bool = False  #: by ZE_FLAT_DEVICE_HIERARCHY: not Intel's tiles
+    renumbering: tuple[str, ...] = ()  #: variables of RENUMBERING that are set to numbers
+    cpus: TaskCpus | None = None  #: how many CPUs it asked for; None: unknown
+    slice: CpuSet | None = None  #: the CPUs to which a launcher bound it; None: it is not bound
+    slurm: SlurmTask | None = None  #: None: it is no Slurm task, or its GPUs were named
     bound: str | None = None  #: why its CPUs stay as they are; None: they may change
-    #: The GPU of each rank; (): by its number. Or a word: block: neighbors share a GPU; unknown:
-    #: nothing is assumed
+    #: The GPU of each rank; (): GPUs in order of rank. Or a word: block: neighbors share a GPU;
+    #: unknown: assume nothing
     gpu_order: tuple[str, ...] = ()
-    masks: tuple[CpuSet, ...] = ()  #: the CPUs of each rank here; (): all have the same
-    masks_unknown: str | None = None  #: why they are not known; None: they are
-    opened: str | None = None  #: the devices that it may open, also those of other jobs
-    has_own_block: bool = False  #: its siblings have other GPUs, each with a block of the cores
-    is_process: bool = False  #: it is a process, whose numbers may differ from the node's
-    is_launched: bool = False  #: `job` may be of another process, and a rank may exceed its GPUs
+    masks: tuple[CpuSet, ...] = ()  #: the CPUs of each rank here; (): all ranks have the same
+    masks_unknown: str | None = None  #: why the masks are not known; None: they are
+    opened: str | None = None  #: devices that it may open, also those of other jobs
+    has_own_block: bool = False  #: siblings have other GPUs and blocks of cores
+    is_process: bool = False  #: whether it may number GPUs differently from the node
+    is_launched: bool = False  #: `job` may be another process's; a rank may exceed it
 
 
 def read_task(environ: Environment, stated: Task, options: Options, names: Collection[str]) -> Task:
-    """Return the task of a process by its variables; what was stated, by these names, counts first.
+    """Return the task of a process by its variables; `stated` facts count first, by these names.
 
     Raises InvalidRequestError for variables that are malformed, or contradict each other.
     """
@@ -99,7 +100,7 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
             f"env: {launched.variable}={launched.number} of {launched.size or 'unknown'} ranks on "
             f"this node are too many; the most is {env.MAX_ENTRIES}"
         )
-    rank = launched  # one of several ranks that its launcher started
+    rank = launched  # its launcher started several ranks, of which it is one
     if launched is not None and (env.is_alone(environ, launched) or env.GPUS in environ):
         rank = None
     task = replace(
@@ -117,11 +118,11 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
             slurm = read_slurm_task(environ, launched.number, launched.size, stated.cpuset)
             task = replace(task, job=stated.job or _gpus_of_job(environ), slurm=slurm)
             return replace(task, granted=_choose_granted(environ, task))
-    if rank is None and len(stated.rank or ()) != 1:  # all ranks are asked for, or several
+    if rank is None and len(stated.rank or ()) != 1:  # all ranks or several are requested
         return replace(task, granted=_choose_granted(environ, task))
     if stated.rank and stated.ranks:
         return task
-    if rank is None or stated.rank:  # one of as many as its launcher, or its GPUs, say
+    if rank is None or stated.rank:  # one of as many as its launcher, or its GPUs, tell
         return replace(task, job=None, ranks=rank.size if rank else None)
     by_number = replace(task, job=None, rank=(rank.number,), ranks=stated.ranks or rank.size)
     if is_named or stated.ranks:
@@ -159,27 +160,29 @@ def _vendors_of(task: Task) -> tuple[str, ...]:
 
 
 def choose_visible(topology: Topology, task: Task) -> Task:
-    """Return a task with the visible-device variables that the driver of its GPUs reads."""
+    """Return a task with the visible-device variables that its GPUs' driver reads."""
     if not task.lists:
         return task
-    gpus = topology.gpus if task.granted else topology.gpus[:1]  # of the vendor that an index means
+    gpus = (
+        topology.gpus if task.granted else topology.gpus[:1]
+    )  # those of the vendor that indices mean
     present = {gpu.vendor for gpu in gpus}
     vendors = present.intersection(_vendors_of(task) or present)
     return replace(task, visible=visible(dict(task.lists), vendors) if vendors else None)
 
 
-# The GPUs of its job, and its siblings.
+# The GPUs of the task's job, and its siblings.
 
 
 def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
-    """Return the GPUs of the job on this node, in the job's numbering, where they are known."""
+    """Return the GPUs of the job on this node, as the job numbers them, if known."""
     in_script = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
     gpus = environ.get(env.JOB_GPUS) or in_script
     return tuple(gpus.split(",")) if gpus else None
 
 
 def _choose_granted(environ: Environment, task: Task) -> str | None:
-    """Return the job's GPUs if a task, not bound, may open others too; else those it may open."""
+    """Return the job's GPUs if an unbound task may open others too; else those it may open."""
     of_step = number(environ.get("SLURM_GPUS_ON_NODE"))
     files = (task.granted or "").count(",") + 1
     if task.job is None or task.visible is not None or of_step in {None, files}:
@@ -188,7 +191,7 @@ def _choose_granted(environ: Environment, task: Task) -> str | None:
 
 
 def _set_apart(environ: Environment, task: Task, rank: Rank, options: Options) -> Task | None:
-    """Return a rank whose single GPU no sibling sees: its cores are apart from theirs."""
+    """Return a rank whose single GPU no sibling sees, as one with a block of cores of its own."""
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return None
     container = task.nvidia_visible or task.granted
@@ -203,7 +206,7 @@ def _set_apart(environ: Environment, task: Task, rank: Rank, options: Options) -
         gpus = len(job)
     elif of_node := number(environ.get("SLURM_GPUS_ON_NODE")):
         gpus = of_node
-    sharing = -(-ranks // gpus)  # ranks that share a GPU
+    sharing = -(-ranks // gpus)  # how many ranks share a GPU
     if sharing > 1:
         task = replace(task, ranks=sharing, rank=(rank.number // gpus,))
         job = None
@@ -229,7 +232,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
         seen = number_tiles(seen)
     seen = seen._replace(doubt=_doubt_of_order(topology, task, seen))
     of_daemon = None if task.mps == env.MPS_UNKNOWN else read_visible(task.mps, seen)
-    # If the list does not fit the devices that this process sees, it counts others.
+    # If the list does not fit the devices that this process sees, it counts other devices.
     if of_daemon is None or (task.mps is not None and (of_daemon.cut or not of_daemon.by_index)):
         why = f"{env.MPS_PIPE}: the list of its MPS daemon cannot be read, by which CUDA counts"
         gpus = frozenset(device.gpu.key for device in seen.by_index.values())
@@ -244,7 +247,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
 
 
 def _counts_itself(task: Task) -> bool:
-    """Return whether an index may be in a process's own numbering, and not the node's."""
+    """Return whether an index may be in a numbering of the process's own, not the node's."""
     return task.is_process or task.visible is not None
 
 
@@ -258,7 +261,7 @@ def _devices_opened(
     for gpu in topology.gpus:
         files |= dict.fromkeys(gpu.device_files, ComputeDevice(gpu))
     entries = granted.split(",")
-    if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
+    if not files.keys().isdisjoint(entries):  # the file of a lost GPU remains
         entries = [entry for entry in entries if entry in files or not re.fullmatch(FILE, entry)]
     wanted = set()
     for entry in entries:
@@ -285,7 +288,7 @@ def _granted_device(everything: VisibleDevices, entry: str) -> ComputeDevice:
 def _devices_of_container(
     everything: VisibleDevices, listed: str, granted: tuple[ComputeDevice, ...] | None
 ) -> tuple[ComputeDevice, ...] | None:
-    """Return the devices that a container lists; None: none (`all`), or not only granted ones."""
+    """Return the devices that a container lists; None: no list (`all`), or others are in it."""
     try:
         wanted = {at(everything, entry.strip()) for entry in listed.split(",")}
     except (InvalidRequestError, NoSuchGpuError):
@@ -297,7 +300,7 @@ def _devices_of_container(
 
 
 def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Doubt | None:
-    """Return why these GPUs may be counted in another order than the node's; None: they are not."""
+    """Return why these GPUs may be counted in another order than the node's; None: no doubt."""
     gpus = [device.gpu for device in seen.by_index.values() if device.gpu.vendor == "nvidia"]
     are_identified = all(gpu.pci_id for gpu in gpus)
     models = {gpu.pci_id if are_identified else gpu.model for gpu in gpus}
@@ -310,13 +313,13 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
         if variable in task.renumbering:
             why = f"{variable} counts in an order of its own: name the GPU by its PCI bus id"
             return Doubt(why, frozenset(device.gpu.key for device in seen.by_index.values()))
-    # The driver gives each of its GPUs a minor: one without a minor is lost, and CUDA may not count
-    # it.
+    # The driver gives each of its GPUs a minor number: a GPU without one is lost, and CUDA may not
+    # count it.
     of_node = [gpu for gpu in topology.gpus if gpu.vendor == "nvidia"]
     lost = [gpu.index for gpu in of_node if gpu.minor is None]
     if not lost or len(lost) == len(of_node) or not _counts_itself(task):
         return None
-    # A container has the driver's entries of its own GPUs only. A lost GPU's file stays.
+    # A container has the driver's entries of its own GPUs only. The file of a lost GPU remains.
     granted = set(re.findall(r"minor:[0-9]+", task.granted or ""))
     if granted and granted <= frozenset[str]().union(*(gpu.device_files for gpu in of_node)):
         return None
@@ -326,7 +329,7 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
 
 
 def _doubt_of_mig(seen: VisibleDevices) -> Doubt | None:
-    """Return the doubt about indices where GPUs are divided: CUDA counts only one instance."""
+    """Return the doubt about indices if GPUs are divided: CUDA counts only one instance."""
     devices = list(seen.by_index.values())
     gpus = [device.gpu for device in devices if device.mig is None]
     divided = [gpu.index for gpu in gpus if gpu.mig or gpu.is_divided]
@@ -339,9 +342,9 @@ def _doubt_of_mig(seen: VisibleDevices) -> Doubt | None:
 def check_gpus(
     topology: Topology, task: Task, doubt: Doubt | None, gpus: Sequence[Gpu]
 ) -> PlanWarning | None:
-    """Return a warning if it is not certain that a task's GPUs are these, but their place is.
+    """Return a warning if a task's GPUs are uncertain, but their place is certain.
 
-    Raises UnsatisfiableError where the place is not certain either.
+    Raises UnsatisfiableError if the place is uncertain, too.
     """
     keys = {gpu.key for gpu in gpus}
     is_by_index = task.gpus is None or any(map(is_number, task.gpus))

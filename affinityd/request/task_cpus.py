@@ -1,6 +1,6 @@
 """The CPUs that a process's task asked for, and the CPUs that its launcher bound it to. Pure.
 
-Slurm's variables say both. For other launchers there are AFFINITYD_CPUS and AFFINITYD_SLICE.
+Slurm's variables tell both. For other launchers there are AFFINITYD_CPUS and AFFINITYD_SLICE.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from affinityd.request import environment as env
 from affinityd.request.environment import Environment, Rank, number
 from affinityd.text import one_line, quote
 
-MOST_SHOWN = 20  #: characters of a binding, in a message
+MOST_SHOWN = 20  #: most characters of a binding in a message
 
 
 @dataclass(frozen=True)
 class TaskCpus:
-    """The CPUs that a task, a launcher's process, asked for, by its variables."""
+    """How many CPUs a task, a launcher's process, asked for, by its variables."""
 
     cpus: int | None = None  #: a number
-    tasks: int | None = None  #: or an equal part of the CPUs that so many tasks may use
+    tasks: int | None = None  #: or it asked for an equal part of so many tasks' CPUs
     of_job: int | None = None  #: how many the job, or the container, has on this node
-    #: Only the size of the mask or cpuset says it: the part counts up to a GPU's part of the
-    #: machine's cores, and not at all for the whole machine.
+    #: Only the size of the mask or cpuset tells the CPUs: the part is at most a GPU's part of the
+    #: machine's cores, and ignored if it is the whole machine.
     is_allotment: bool = False
     is_container: bool = False  #: `of_job` is a container's: without a limit it is the whole node
 
@@ -34,14 +34,15 @@ class TaskCpus:
 class SlurmTask:
     """A task of a Slurm step on this node, with the CPUs that Slurm bound the other tasks to."""
 
-    number: int  #: of the task on this node
-    tasks: int  #: how many there are on this node
-    step_gpus: int | None  #: how many the step has on this node
-    masks: tuple[CpuSet, ...]  #: of each task, as Slurm chose them; (): Slurm bound none
-    mask: CpuSet | None = None  #: of the task, as it is now; None: not stated
-    pinned: CpuSet = frozenset()  #: by affinityd; empty: it is not pinned
-    allowed: CpuSet = frozenset()  #: the CPUs before that pin; with a slice, all CPUs of the task
-    #: Slurm bound GPUs to tasks, as by --gpu-bind or --gpus-per-task, or affinityd has chosen them
+    number: int  #: the task's number on this node
+    tasks: int  #: how many tasks the step has on this node
+    step_gpus: int | None  #: how many GPUs the step has on this node
+    masks: tuple[CpuSet, ...]  #: mask of each task, as Slurm chose it; (): Slurm bound none
+    mask: CpuSet | None = None  #: this task's current mask; None: not stated
+    pinned: CpuSet = frozenset()  #: CPUs to which affinityd pinned it; empty: it is not pinned
+    allowed: CpuSet = frozenset()  #: its CPUs before that pin; with a slice, all CPUs of the task
+    #: whether GPUs are bound to tasks: by Slurm (--gpu-bind, --gpus-per-task), or chosen by
+    #: affinityd
     binds_gpus: bool = False
 
 
@@ -78,7 +79,7 @@ def read_asked_cpus(
 
 
 def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
-    """Return Slurm's -c, for a script that of all its tasks; None: it was not given."""
+    """Return Slurm's -c, for a script the -c of all its tasks; None: not given."""
     each = number(environ.get("SLURM_CPUS_PER_TASK"))
     if not each or (rank and rank.variable != env.SLURM_TASK):
         return None
@@ -91,7 +92,7 @@ def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
 def read_slice(
     environ: Environment, cpuset: CpuSet | None, launched: Rank | None, *, is_named: bool
 ) -> CpuSet | None:
-    """Return the CPUs to which a launcher bound the rank; None: to none. Raises as `read_masks`."""
+    """Return the CPUs to which a launcher bound the rank, if it did. Raises as `read_masks`."""
     is_task = launched is not None and launched.variable == env.SLURM_TASK and launched.size
     if is_named and launched and is_task and _has_slurm_masks(environ):
         slices = [mask for mask in _bind_list(environ)[: launched.size] if mask]
@@ -104,7 +105,7 @@ def read_slice(
 
 
 def bound_by(environ: Environment, launched: Rank | None) -> str | None:
-    """Return the user's option that has a task of a Slurm step left alone; None: there is none."""
+    """Return the user's option by which a Slurm task is left alone; None: there is none."""
     if "SLURM_STEP_ID" not in environ:
         return None
     kind = environ.get("SLURM_CPU_BIND_TYPE", "")
@@ -117,7 +118,7 @@ def bound_by(environ: Environment, launched: Rank | None) -> str | None:
     if kind.startswith(("rank", "map_", "mask_")) and not is_own_list:
         option = one_line(kind.partition(":")[0][:MOST_SHOWN])
         return f"its CPUs are bound by --cpu-bind={option}, or by the CpuBind= of the site"
-    # Its pages would stay where Slurm bound them.
+    # Memory pages would stay where Slurm bound them.
     memory = environ.get("SLURM_MEM_BIND_TYPE") or "none"
     if not memory.removeprefix("quiet,").startswith("none"):
         return f"its memory is bound by --mem-bind={one_line(memory[:MOST_SHOWN])}"
@@ -146,9 +147,9 @@ def _bind_list(environ: Environment) -> tuple[CpuSet, ...]:
 
 
 def read_masks(environ: Environment) -> tuple[tuple[CpuSet, ...], str | None]:
-    """Return the CPUs of each rank of its node, or why they are not known; (), None: all the same.
+    """Return the CPUs of each rank of its node, or why they are unknown; (), None: all the same.
 
-    Slurm lists them. Other launchers do not. Raises InvalidRequestError.
+    Slurm lists them; other launchers do not. Raises InvalidRequestError.
     """
     rank = env.local_rank(environ)
     if rank is None or env.is_alone(environ, rank) or env.GPUS in environ:

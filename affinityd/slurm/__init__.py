@@ -1,1 +1,1 @@
-"""A node's GPUs in Slurm: lines of gres.conf, slurmd's reading of them, and jobs' CPUs."""
+"""A node's GPUs in Slurm: lines of gres.conf, how slurmd reads it, and the CPUs of jobs."""

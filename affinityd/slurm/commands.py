@@ -1,4 +1,4 @@
-"""Slurm's commands on this machine: slurmd's reading of gres.conf, and slurmctld's nodes.
+"""Slurm's commands on this machine: the GPUs that slurmd reads, and the nodes of slurmctld.
 
 `slurmd -G` merges gres.conf with Gres= of slurm.conf, or with the GPUs AutoDetect= finds, in the
 order of Slurm's GPU numbers. It leaves out GPUs that do not fit Gres=. All its output is on stderr:
@@ -29,7 +29,7 @@ from affinityd.slurm.gres_conf import GresConf, TypeCounts, device_file, gres_of
 from affinityd.text import one_line, whole_number
 from affinityd.topology.model import Gpu
 
-#: Folders of slurm.conf: Slurm's own, Debian's old one, that of configless Slurm.
+#: Folders of slurm.conf: Slurm's own, an old one of Debian, and that of configless Slurm.
 CONF_FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
 SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")  #: a user's PATH may lack these
 
@@ -42,33 +42,33 @@ class SlurmError(InvalidRequestError):
 
 @dataclass(frozen=True)
 class ShownNode:
-    """A node as `scontrol show node` has it."""
+    """A node, as `scontrol show node` describes it."""
 
     name: str
     state: str  #: such as IDLE+DRAIN
     gres: TypeCounts
-    threads: int  #: of a core; 1 at least
-    restricts_cores: bool = False  #: RestrictedCoresPerGPU= keeps cores for jobs with GPUs
+    threads: int  #: threads of a core, at least 1
+    restricts_cores: bool = False  #: RestrictedCoresPerGPU= reserves cores for jobs with GPUs
 
     @property
     def configured(self) -> TypeCounts | None:
         """Return the Gres= of nodes. Raises SlurmError; InvalidRequestError if the nodes differ."""
-        if "INVALID_REG" in self.state:  # it registered with fewer GPUs of a type
+        if "INVALID_REG" in self.state:  # the node registered with fewer GPUs of a type
             return None
         return self.gres
 
 
 class GresEntry(NamedTuple):
-    """GPUs that slurmd knows: those of one line of gres.conf, or a detected one."""
+    """GPUs that slurmd knows: those of one line of gres.conf, or a detected GPU."""
 
-    name: str  #: gpu, in lower case only, as in Slurm
-    kind: str | None  #: Type=, whose case counts; None: there is none
-    files: tuple[str, ...]  #: (): none is named
+    name: str  #: gpu, lower case only, as Slurm requires
+    kind: str | None  #: Type=, case-sensitive; None: no type
+    files: tuple[str, ...]  #: (): no file is named
     cores: CoreNumbers | None  #: None: no Cores=
-    is_slice: bool  #: a MIG instance: one GPU may have several
+    is_slice: bool  #: whether it is a MIG instance: one GPU may have several
 
     def __str__(self) -> str:
-        """Return it as a line of gres.conf."""
+        """Return the entry as a line of gres.conf."""
         line = f"Name={self.name}"
         if self.kind:
             line += f" Type={self.kind}"
@@ -93,7 +93,7 @@ class LocalSlurm:
     conf: Path
 
     def nodes(self, names: str) -> list[ShownNode]:
-        """Return nodes, a hostlist, as slurmctld has them. Raises SlurmError."""
+        """Return the nodes of a hostlist, as slurmctld has them. Raises SlurmError."""
         lines = self.scontrol("--oneliner", "show", "node", names).splitlines()
         nodes = [_shown(line) for line in lines if "NodeName=" in line]
         if not nodes:
@@ -111,7 +111,7 @@ class LocalSlurm:
         return short
 
     def configured(self, hosts: str) -> TypeCounts:
-        """Return the Gres= of equal nodes, a hostlist.
+        """Return the Gres= of the nodes of a hostlist, which must be equal.
 
         Raises SlurmError if none is known, and InvalidRequestError if the nodes differ.
         """
@@ -131,7 +131,7 @@ class LocalSlurm:
 
     def slurmd_gres(self, node: str) -> SlurmdGres:
         """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""
-        # slurmd waits 20 s for a missing device file; NVML takes a few to wake up GPUs.
+        # slurmd waits 20 s for a missing device file; NVML takes a few seconds to wake up GPUs.
         answer = self._run("slurmd", "-G", "-N", node, "-f", f"{self.conf}", seconds=40.0)
         return parse(answer.stderr.decode(errors="replace"), is_complete=answer.returncode == 0)
 
@@ -169,10 +169,10 @@ class LocalSlurm:
 
 
 def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
-    """Return this machine's Slurm; None where no slurm.conf is found.
+    """Return this machine's Slurm; None if no slurm.conf is found.
 
-    `named`: its slurm.conf; None: that of $SLURM_CONF, else the first of the usual places, both
-    only for this machine. Raises InvalidRequestError for a named file that does not exist.
+    `named`: its slurm.conf; None: that of $SLURM_CONF, else the first of the usual paths, both only
+    for this machine. Raises InvalidRequestError for a named file that does not exist.
     """
     path = named or None
     if path is None and is_live:
@@ -191,7 +191,7 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
 
 def _shown(line: str) -> ShownNode:
     values = dict(_PAIR.findall(line))
-    gres = re.sub(r"\([^()]*\)", "", values.get("Gres", ""))  # (null), or (S:0-1) of sockets
+    gres = re.sub(r"\([^()]*\)", "", values.get("Gres", ""))  # also (null), or (S:0-1) for sockets
     return ShownNode(
         name=values["NodeName"],
         state=values.get("State", ""),
@@ -213,7 +213,7 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
         if is_message and line not in messages:
             messages.append(line)
     if is_complete:
-        # Only messages about GPUs, not about slurmd's log or cgroups.
+        # Messages about GPUs, not about slurmd's log or cgroups.
         about_gpus = re.compile(r"gres|gpu|autodetect|functionality", re.IGNORECASE)
         messages = [line for line in messages if about_gpus.search(line)]
     elif not messages:
@@ -224,7 +224,7 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
 
 def _entry(line: str) -> GresEntry:
     values = {key: value for key, value in _PAIR.findall(line) if value != "(null)"}
-    files: list[str] = []  # of `/dev/nvidia[0-3]`, or `/dev/nvidia0,/dev/nvidia-caps/cap[21-22]`
+    files: list[str] = []  # from `/dev/nvidia[0-3]`, or `/dev/nvidia0,/dev/nvidia-caps/cap[21-22]`
     for name, numbers in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)", values.get("File", "")):
         if numbers:
             files += [f"{name}{number}" for number in sorted(_numbers(numbers))]
@@ -245,15 +245,15 @@ def _entry(line: str) -> GresEntry:
 def _numbers(text: str) -> CoreNumbers:
     try:
         return parse_list(text)
-    except ValueError:  # slurmd reports it, too
+    except ValueError:  # slurmd reports the error, too
         return frozenset()
 
 
 def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
     """Return a unified diff from slurmd's lines to the printed ones; empty: they are equal.
 
-    Each line of slurmd is for one device file. Device files are not compared where the printed
-    lines lack some.
+    Each line of slurmd is for one device file. Device files are not compared if the printed lines
+    lack some.
     """
     files = {}
     for gpu in conf.topology.gpus:
@@ -266,8 +266,7 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
         for file in entry.files:
             line = str(entry._replace(files=(file,)))
             if file not in files:
-                # It is no fault if a MIG instance has other files than its GPU's, by
-                # MultipleFiles=.
+                # A MIG instance may have other files than its GPU's, by MultipleFiles=.
                 is_of_slice = entry.is_slice and "/dev/nvidia-caps/" in file
                 if not conf.unknown and not is_of_slice:
                     slurms.append(line)
@@ -276,7 +275,7 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
                 line = conf.line(files[file])
             if not (entry.is_slice and line in slurms):  # one GPU may have several instances
                 slurms.append(line)
-    if conf.has_several_types:  # then Slurm's order is that of the types
+    if conf.has_several_types:  # then Slurm orders GPUs by type
         slurms.sort()
         printed.sort()
     diff = difflib.unified_diff(
@@ -288,7 +287,7 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
 def _fits(conf: GresConf, gpu: Gpu, entry: GresEntry) -> bool:
     """Whether an entry fits a GPU's line; it may also have the cores of the GPU's package.
 
-    slurmd drops types, and says so, where Gres= has none. For a GPU of an unknown NUMA node no
+    If Gres= has no types, slurmd drops them, and says so. For a GPU of an unknown NUMA node no
     cores are right.
     """
     if entry.name != "gpu":

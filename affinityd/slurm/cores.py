@@ -1,9 +1,10 @@
 """The cores near each GPU of a node, in Slurm's numbers: the right `Cores=`.
 
 Slurm takes hwloc's logical numbers, `Core L#` of `lstopo -l`: hwloc goes down from packages to
-cores, and at each step first to the object with the lowest CPU. Threads do not count, nor do cores
-whose threads are all offline: when a core goes offline, the numbers after it change. Other sockets
-by configuration (SlurmdParameters=l3cache_as_socket, numa_node_as_socket) change no number.
+cores, and at each step first to the object with the lowest CPU. Threads have no numbers of their
+own, and cores whose threads are all offline have none: when a core goes offline, the numbers after
+it change. Other sockets by configuration (SlurmdParameters=l3cache_as_socket, numa_node_as_socket)
+change no number.
 
 Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.conf(5) "Cores".
 """
@@ -23,7 +24,7 @@ CoreNumbers = frozenset[int]  #: cores by Slurm's numbers
 
 
 def _holders(core: Core) -> tuple[object, ...]:
-    """Return what contains a core: its package, die, node, last-level cache; None: unknown.
+    """Return the objects that contain a core: package, die, node, last-level cache; None: unknown.
 
     Cores of no known package count as one package, as their core_siblings do.
     """
@@ -34,20 +35,20 @@ def _holders(core: Core) -> tuple[object, ...]:
 
 
 def _is_nested(part: frozenset[int], parts: Iterable[frozenset[int]]) -> bool:
-    """Return whether a part of the machine crosses no other; else hwloc leaves it out, too."""
+    """Return whether a part of the machine crosses no other; a part that does, hwloc leaves out."""
     return all(part <= other or part >= other or part.isdisjoint(other) for other in parts)
 
 
 @dataclass(frozen=True)
 class SlurmCores:
-    """The cores of a machine under Slurm's numbers."""
+    """The cores of a machine by Slurm's numbers."""
 
     topology: Topology
 
     @cached_property
     def order(self) -> tuple[Core, ...]:
-        """The cores: the place of each is its number."""
-        nested: list[frozenset[int]] = []  # parts of the machine: cores, by each one's lowest CPU
+        """The cores, at the positions that are their numbers."""
+        nested: list[frozenset[int]] = []  # parts: cores, by their lowest CPUs
         firsts = [core.cpus[0] for core in self.topology.cores]
         for level in zip(*map(_holders, self.topology.cores), strict=True):
             members: dict[object, set[int]] = {}
@@ -60,7 +61,7 @@ class SlurmCores:
                     nested.append(part)
 
         def path(core: Core) -> list[int]:
-            """Return the lowest CPU of all parts around a core, the widest first, and its own."""
+            """Return the lowest CPUs of all parts around a core, widest part first, and its own."""
             around = [part for part in nested if core.cpus[0] in part]
             around.sort(key=len)
             around.reverse()
@@ -82,7 +83,7 @@ class SlurmCores:
 
         A GPU's jobs get the cores of its line only if these are whole sockets: packages, unless
         slurmd and the node's line of slurm.conf count NUMA nodes. NUMA nodes with different numbers
-        of cores cannot be sockets: the text names no numbers. Source: slurm.conf(5).
+        of cores cannot be sockets: the text then names no numbers. Source: slurm.conf(5).
         """
         sizes = Counter(core.node for core in self.order)
         if len(sizes) <= len({core.package for core in self.order}):
@@ -100,14 +101,13 @@ class SlurmCores:
 class CoreAffinity:
     """The right `Cores=` of one GPU."""
 
-    right: CoreNumbers | None  #: None: no Cores=, since all are right, or none is known
-    #: Cores that are near, and others that are equally right: a tied node's, a package's; ():
-    #: unknown.
+    right: CoreNumbers | None  #: None: no Cores=, since all cores are right, or none is known
+    #: Near cores, and other cores that are equally right: a tied node's, a package's; (): unknown.
     near: tuple[CoreNumbers, ...] = ()
 
     @property
     def field(self) -> str | None:
-        """The field in a line: `Cores=0-31`."""
+        """The field of the GPU's line: `Cores=0-31`."""
         if self.right is None:
             return None
         return f"Cores={format_list(self.right)}"

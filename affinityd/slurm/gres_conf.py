@@ -19,7 +19,7 @@ from affinityd.text import quote, whole_number
 from affinityd.topology.model import Gpu, Topology
 
 GpuKey = tuple[str, int]
-TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
+TypeCounts = Mapping[str | None, int]  #: type → number of GPUs, in Gres='s order; None: no type
 
 
 def read_gres(text: str) -> TypeCounts:
@@ -50,7 +50,7 @@ class DeviceNaming(NamedTuple):
     """How a vendor's driver names its device files."""
 
     prefix: str
-    minor: str  #: the field of a GPU that has the number
+    minor: str  #: the field of a GPU that has the device file's number
     source: str  #: of that number
 
 
@@ -73,8 +73,8 @@ def device_file(gpu: Gpu) -> str | None:
 class GpuTypes(NamedTuple):
     """The types of a node's GPUs."""
 
-    of: Mapping[GpuKey, str | None]  #: None: no type. A GPU that is left out is undecided
-    why: str | None = None  #: why GPUs are left out
+    of: Mapping[GpuKey, str | None]  #: None: no type; a missing GPU is undecided
+    why: str | None = None  #: why GPUs are missing
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ class GresConf:
     """The right lines of gres.conf for a node's topology and its Gres=."""
 
     topology: Topology
-    scope: str = "node"  #: the domain of the right cores: node or socket
+    scope: str = "node"  #: which cores are right: those of the node or the socket
     gres: TypeCounts | None = None  #: slurmctld's Gres=; None: it is not known
     named: tuple[str, ...] = ()  #: the types of --type: one, or one for each GPU in their order
 
     @cached_property
     def types(self) -> GpuTypes:
-        """The `Type=` of each GPU: as named, else the one of slurmctld's Gres=.
+        """The `Type=` of each GPU: as named, else from slurmctld's Gres=.
 
-        Raises InvalidRequestError for names that are neither one nor one for each GPU, and for a
-        type that Gres= does not have.
+        Raises InvalidRequestError if the names are neither one nor one for each GPU, and for a type
+        that Gres= does not have.
         """
         gpus = self.topology.gpus
         gres = self.gres
@@ -111,7 +111,7 @@ class GresConf:
                 named *= len(gpus)
             return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, named, strict=True)})
         if gres and any(gres) and any(gpu.mig for gpu in gpus):
-            # Their types, a100_3g.20gb, are those of the instances.
+            # The types, such as a100_3g.20gb, are those of the instances.
             why = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
             return GpuTypes({}, why)
         if gres and len(gres) > 1:
@@ -130,12 +130,12 @@ class GresConf:
 
     @cached_property
     def unknown(self) -> list[Gpu]:
-        """The GPUs without a known device file, which have no line."""
+        """The GPUs that have no line, as their device file is unknown."""
         return [gpu for gpu in self.topology.gpus if device_file(gpu) is None]
 
     @property
     def settings(self) -> str | None:
-        """The settings that slurm.conf needs for `Cores=` that are no packages; None: none."""
+        """The settings that slurm.conf needs if `Cores=` are not whole packages; None: none."""
         for affinity in self.affinities.values():
             right = affinity.right
             if right is not None and self.cores.of_packages(right) != right:
@@ -144,7 +144,7 @@ class GresConf:
 
     @property
     def has_several_types(self) -> bool:
-        """Whether Slurm's order of GPUs is not that of the bus alone."""
+        """Whether Slurm's order of GPUs differs from the order of the bus."""
         return len({*self.types.of.values(), *(self.gres or ())}) > 1
 
     def lines(self, node_name: str | None = None) -> list[str]:
@@ -164,7 +164,7 @@ class GresConf:
         return [*lines, *(self.line(gpu, node_name) for gpu in gpus)]
 
     def line(self, gpu: Gpu, node_name: str | None = None) -> str:
-        """Return a GPU's line, or a comment where a guess could give jobs each other's GPUs."""
+        """Return a GPU's line; or a comment, if a guess could give jobs each other's GPUs."""
         file = device_file(gpu)
         kind = self.types.of.get(gpu.key, "?")
         naming = NAMINGS.get(gpu.vendor, NO_NAMING)

@@ -35,12 +35,12 @@ from affinityd.topology.model import Topology
 from affinityd.topology.nearness import LOCAL, MASK, MIXED, REMOTE, UNPINNED
 from affinityd.topology.rdma import usable_ports
 
-#: Of the first line on a terminal, by the worst state: red, amber, green; others are bold.
+#: Colors of the first line on a terminal, by the worst state: red, amber, green; others are bold.
 STATE_COLORS = dict.fromkeys((LOST, REMOTE, MIXED, ORPHAN), "31")
 STATE_COLORS |= {WAITING: "33", UNPINNED: "33", LOCAL: "32"}
-WATCH_SECONDS = 2.0  #: seconds between two looks
-MEMORY_SECONDS = 5.0  #: to find where memory is; of the processes that are left it is not known
-CONFIRM = 0.3  #: seconds until a process that the driver lists and /proc lacks is looked for again
+WATCH_SECONDS = 2.0  #: seconds between two scans
+MEMORY_SECONDS = 5.0  #: to sample memory; it stays unknown for processes that are not reached
+CONFIRM = 0.3  #: seconds until a process that the driver lists, but /proc lacks, is looked up again
 
 
 def add_arguments(parser: Parser) -> None:
@@ -67,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the processes of GPUs; 1: one is far or an orphan; 2: some are not known; 0: else."""
+    """Print the processes of GPUs; 1: one is far or an orphan; 2: some are unknown; else 0."""
     chosen = load_settings(arguments)
     auditor: Auditor | Demo
     if chosen.machine == BUSY:
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
             time.sleep(arguments.watch)
             scan = auditor.scan(topology)
             _print(arguments, topology, scan, is_second=True)
-    except BrokenPipeError:  # the reader has ended; the result counts all the same
+    except BrokenPipeError:  # the reader has ended; the exit code still counts
         give_up_stdout()
     for process in scan.processes:
         is_far = process.placement == REMOTE or process.cause == MASK
@@ -111,7 +111,7 @@ def _print(
 ) -> None:
     nics: Mapping[int, Sequence[str]] = {}
     owners: Mapping[int, str] = {}
-    if scan.demo is None:  # else its pids are of no process here
+    if scan.demo is None:  # the demo's pids belong to no process here
         nics = _far_nics(topology, scan)
         owners = _mask_owners(scan)
     if arguments.format == "json":
@@ -147,8 +147,8 @@ def _print(
 
 
 def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
-    """Return pid → sentences on RDMA devices away from its GPUs, of processes that hold GPUs."""
-    if not usable_ports(topology.nics):  # then no process's files are read
+    """Return pid → sentences about RDMA devices far from its GPUs, for processes that hold GPUs."""
+    if not usable_ports(topology.nics):  # no port: no process's files are read
         return {}
     gpus = {gpu.key: gpu for gpu in topology.gpus}
     sentences = {}
@@ -161,7 +161,7 @@ def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
 
 
 def _mask_owners(scan: Scan) -> Mapping[int, str]:
-    """Return pid → what set its mask, of holders that are far or whose threads were moved."""
+    """Return pid → what set its mask, for holders that are far or whose threads were moved."""
     owners = {}
     for process in scan.processes:
         if not process.facts.holding or not process.facts.threads:

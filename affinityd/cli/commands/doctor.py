@@ -97,7 +97,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
             reserved = daemon.published.reserved
         variables += [(name, ENVIRONMENT) for name in sorted(os.environ)]
         variables += [(name, file) for name in in_file]
-    if settings.machine:  # a built-in one has no files, and nothing is below a device
+    if settings.machine:  # a built-in machine has no files, and a device no folder below it
         tree = Tree(f"{os.devnull}/", topology.name)
     else:
         tree = machine.tree
@@ -113,7 +113,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
 
 
 def _daemon(settings: Settings) -> DaemonFacts:
-    """Probe the configured socket; else the system's or this user's own, if one is expected."""
+    """Probe the configured socket; else the system's or this user's, if that is expected."""
     default = config.default_socket()
     system = config.SYSTEM_SOCKET
     if settings.socket not in {default, system}:

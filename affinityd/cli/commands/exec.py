@@ -1,4 +1,4 @@
-"""`affinityd exec`: pins itself to the CPUs near its GPU, then becomes the command.
+"""`affinityd exec`: pins itself to the CPUs near its GPU, then executes the command.
 
 Each rank waits for its imports: dataclasses and json take longer to import than Python to start.
 """
@@ -28,9 +28,9 @@ from affinityd.request.process_plan import ProcessPlan
 from affinityd.text import one_line, quote
 
 NAME = "affinityd exec"
-FAILED = 125  #: as env(1) and timeout(1) have it: the command was not tried
+FAILED = 125  #: as of env(1) and timeout(1): the command was not tried
 
-#: Parameters of a plan that launchers and schedulers set, and the help leaves out.
+#: Parameters that launchers and schedulers set, so the help leaves them out.
 HIDDEN = (
     "ranks",
     "job",
@@ -46,7 +46,7 @@ HIDDEN = (
     "max_physical_cores",
 )
 EXEC_PARAMETERS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDDEN)
-#: How exec goes with launchers: behind them, since it pins the ranks.
+#: Command lines of launchers with exec, which stands behind the launcher: it pins the ranks.
 ORDERS = {
     "torchrun": "torchrun … --no-python affinityd exec -- python -u train.py",
     "torch.distributed.run": "torchrun … --no-python affinityd exec -- python -u train.py",
@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add affinityd's own options; the help has those that people type."""
+    """Add affinityd's own options; the help shows those that people type."""
     parser.usage = "affinityd exec [OPTION …] -- CMD …"
     parser.description = (
         "Run CMD on the CPUs near this process's GPU. A launcher starts one for each rank: "
@@ -123,13 +123,13 @@ def main(argv: Sequence[str]) -> int:
     except InvalidRequestError as error:
         say(f"{NAME}: {error}")
         return FAILED
-    if "--check" in words:  # in 0.2 it started nothing
+    if "--check" in words:  # option of 0.2 that started nothing
         say(refusal("exec --check") or "")
         return FAILED
     trouble = _trouble(words, command, start)
     if trouble is None:
         return become(command)
-    # --fail-closed counts, however wrong the other options are.
+    # --fail-closed applies, however wrong the other options are.
     is_closed = any(word.partition("=")[0] == "--fail-closed" for word in words)
     if is_closed:
         say(f"{NAME}: {trouble}; the command was not started")
@@ -139,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trouble(words: Sequence[str], command: Sequence[str], start: float) -> str | None:
-    """Pin this process unless the switch is off. Return the reason if it was not pinned."""
+    """Pin this process unless the switch is off. Return why it was not pinned, if so."""
     switch = config.ON
     try:
         switch = config.chosen_switch()
@@ -191,7 +191,7 @@ def _launcher_of(command: Sequence[str]) -> str | None:
         name = os.path.basename(word)  # noqa: PTH119 - starts sooner
         if name in ORDERS:
             return name
-        if name.endswith(".py"):  # the words behind it are the script's own
+        if name.endswith(".py"):  # the words after a script are its own
             return None
     return None
 
@@ -245,7 +245,7 @@ def _pin(options: argparse.Namespace, command: Sequence[str], start: float, swit
 def _keep(
     cpus: CpuSet, options: argparse.Namespace, variables: Mapping[str, str], start: float
 ) -> None:
-    """Leave the mask that affinityd has given this process, and do the rest of the options."""
+    """Keep the mask that affinityd has given this process, and apply the other options."""
     lines = []
     if options.verbose:
         lines.append(f"affinityd pinned this process before, to {several('CPU', cpus)}: they stay")
@@ -293,7 +293,7 @@ def become(command: Sequence[str]) -> int:
                 path = file
                 break
     error = _execute(path, [program, *arguments])
-    if error == errno.ENOEXEC:  # a script without #!: the shell runs it
+    if error == errno.ENOEXEC:  # a script without #! is run by the shell
         error = _execute("/bin/sh", ["sh", path, *arguments])
     say(f"{NAME}: {quote(program)} cannot be run: {os.strerror(error)}")
     return 127 if error == errno.ENOENT else 126
@@ -304,7 +304,7 @@ def _execute(path: str, words: list[str]) -> int:
         os.execv(path, words)  # noqa: S606 - the purpose of this command
     except OSError as error:
         return error.errno or errno.EIO
-    except ValueError:  # Python's own, for an empty word
+    except ValueError:  # from Python itself, for an empty word
         return errno.ENOENT
 
 

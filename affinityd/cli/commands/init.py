@@ -1,4 +1,4 @@
-"""`affinityd init`: in a pod's init container, writes the files by which its containers pin."""
+"""`affinityd init`: in a pod's init container, writes the files with which its containers pin."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the files. Raises InvalidRequestError; OutputError if the scripts cannot be written."""
-    # The kernel would not end a container's first process.
+    # The kernel would not end a container's first process without a handler.
     signal.signal(signal.SIGTERM, _end)
     deadline = time.monotonic() + ask_daemon.seconds(arguments.timeout)
     addresses = _addresses(arguments.socket, arguments.url, "url")
@@ -77,7 +77,7 @@ def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> Node
     try:
         variables = config.variables()
         here = config.chosen_switch()
-    except InvalidRequestError as error:  # the pod must start all the same, unpinned
+    except InvalidRequestError as error:  # the pod must still start, unpinned
         _tell(str(error))
         variables = {}
         for name, text in os.environ.items():

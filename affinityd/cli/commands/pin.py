@@ -29,21 +29,21 @@ from affinityd.planner import RankPlan
 from affinityd.text import count, one_line
 from affinityd.topology.nearness import UNKNOWN
 
-#: The CPUs of a descendant with its own place, as a launcher's ranks; None: its parent's.
+#: The CPUs of a descendant with a place of its own, as a launcher's rank; None: its parent's.
 OwnCpus = Callable[[Stat], CpuSet | None]
 
 
 def pin_targets(
     process: Stat, cpus: CpuSet, own_cpus: OwnCpus | None = None, *, force: bool = False
 ) -> Callable[[], Iterator[Target]]:
-    """Return a function that yields a process and, with `own_cpus`, its descendants, as of now.
+    """Return a function that yields a process and, with `own_cpus`, its current descendants.
 
-    A thread was pinned on purpose if its mask differs from the process's main thread's before. A
-    descendant was, with all of its threads, if the CPUs of its main thread differed from the
-    process's. With `force` no thread is left alone.
+    A thread counts as pinned on purpose if its mask differs from the earlier mask of its process's
+    main thread; a descendant, with all of its threads, if the mask of its main thread differs from
+    the process's. With `force` no thread is left alone.
     """
     before = mask_of(process.number) or frozenset()
-    targets: dict[int, Target] = {}  # as they were when first seen
+    targets: dict[int, Target] = {}  # by pid, as when first seen
 
     def target_of(stat: Stat, its_cpus: CpuSet | None) -> Target:
         known = targets.get(stat.number)
@@ -66,9 +66,9 @@ def pin_targets(
         return targets[stat.number]
 
     def now() -> Iterator[Target]:
-        """Yield the processes that are there now, parents before children."""
+        """Yield the processes that exist now, parents before children."""
         stat = stat_of(process.number)
-        if stat is None or stat.start != process.start:  # another process has its pid by now
+        if stat is None or stat.start != process.start:  # the pid belongs to another process by now
             return
         yield target_of(process, cpus)
         if own_cpus is not None:
@@ -80,7 +80,7 @@ def pin_targets(
 
 ISOLATED = "/sys/devices/system/cpu/isolated"
 MAX_SHOWN_ERRORS = 10
-MAX_SHOWN_THREADS = 5  #: that a line names
+MAX_SHOWN_THREADS = 5  #: threads that a line names at most
 
 
 def add_arguments(parser: Parser) -> None:
@@ -95,7 +95,7 @@ def add_arguments(parser: Parser) -> None:
         "--force", action="store_true", help="also threads that were pinned elsewhere on purpose"
     )
     parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
-    # pin changes no environment, and has a --cpus of its own
+    # pin changes no environment, and has its own --cpus
     names = [name for name in PLAN_OPTIONS if name not in {"whose", "nics", "cpus"}]
     add_plan_options(parser, "the plan", names)
 
@@ -124,10 +124,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
-    """Return the CPUs of the process, and how to find those of its descendants.
+    """Return the CPUs of the process, and a function for those of its descendants.
 
-    Each has its own GPU's, as a launcher's ranks; one without works for its parent. The GPUs are
-    known as for `affinityd verify`. Raises ApplyError where they are not.
+    Each descendant gets its own GPU's, as a launcher's rank does; one without a GPU works for its
+    parent. The GPUs are known as for `affinityd verify`. Raises ApplyError if they are not.
     """
     if arguments.listed is not None:
         return _listed(arguments), lambda _child: None
@@ -150,14 +150,14 @@ def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus
     for pid, remark in used.remarks.items():
         say(f"affinityd pin: process {pid}: {remark}")
     for warning in reply.warnings:
-        # Others are of options that this command sets itself.
+        # Other warnings are about options that this command sets itself.
         if warning.code not in {"shared_gpu", "parameter_ignored"}:
             say(f"affinityd: {warning.code}: {warning.message}")
     return own_cpus(process) or reply.cpus, own_cpus
 
 
 def _cpus_of(ranks: Iterable[RankPlan]) -> CpuSet | None:
-    """Return the CPUs of ranks; None without a rank, or where those of one are not known."""
+    """Return the CPUs of ranks; None if there is no rank, or one has no known CPUs."""
     cpus: CpuSet = frozenset()
     for rank in ranks:
         if rank.locality == UNKNOWN:
@@ -180,7 +180,7 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
 
 
 def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[list[ThreadResult]]:
-    """Return threads by process and result; each of those left alone may have its own mask."""
+    """Return threads by process and result; each that is left alone may have its own mask."""
 
     def result(thread: ThreadResult) -> object:
         held = thread.held

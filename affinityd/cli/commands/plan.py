@@ -49,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
     )
     text = "the CPUs of a rank, like 0-15; once for each rank of the node, in their order"
     parser.add_argument("--cpus-of", metavar="LIST", action="append", default=[], help=text)
-    # For scripts: the daemon's answer to --query, from the node.json that it left.
+    # For scripts: the answer of a daemon to --query, from the node.json that the daemon left.
     parser.add_argument("--node-file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--query", action="append", default=[], help=argparse.SUPPRESS)
     add_settings(parser, ("root", "machine", "reserved_cpus"), shown=("machine",))
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     if request.choose:
         masks = tuple(_cpus_of(text, node.topology) for text in arguments.cpus_of)
         request = request._replace(task=replace(request.task, masks=masks))
-    if process and request.task.visible is None:  # as for exec and bind
+    if process and request.task.visible is None:  # as exec and bind do
         task = replace(request.task, lists=visible_lists(process.environ or {}))
         request = request._replace(task=task)
     reply = answer(node, request, caller)
@@ -134,7 +134,7 @@ def _answer_of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) ->
 
 
 def _warnings(reply: Reply) -> Iterator[str]:
-    """Yield a line for each warning. Warnings of several ranks with one code share a line."""
+    """Yield a line for each warning. Equal codes of several ranks share a line."""
     alike: dict[str, list[PlanWarning]] = {}
     for warning in reply.warnings:
         key = warning.message if warning.rank is None else warning.code

@@ -23,14 +23,14 @@ from affinityd.machines import BUSY
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.epilog = "docs/settings.md has more. exit status: 0: ended by a signal; 1, 2: no start"
-    # No first start needs these.
+    # Options that are not needed at first: the help leaves them out.
     rare = {"root", "listen_plan", "nri_namespaces", "nri_mount", "nri_without_request"}
     add_settings(parser, settings.SETTING_NAMES, shown={*settings.SETTING_NAMES} - rare)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
-    gc.disable()  # until all is imported: none of that is garbage
+    gc.disable()  # until all is imported: none of it is garbage
     for line in removed.warnings():
         say(f"affinityd serve: {line}")
     chosen = replace(load_settings(arguments), switch=config.chosen_switch())
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def of_replay(chosen: settings.Settings, arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings of a built-in machine, which must not be taken for this node's daemon."""
+    """Return the settings for a built-in machine, which no client must take for this node."""
     if arguments.socket is None and chosen.socket in {
         config.SYSTEM_SOCKET,
         config.default_socket(),
@@ -57,13 +57,13 @@ def of_replay(chosen: settings.Settings, arguments: argparse.Namespace) -> setti
     if chosen.machine != BUSY:
         return chosen
     say(f"affinityd serve: a demo: the processes of {BUSY} are made up, also in the lines below")
-    if arguments.listen is None:  # Prometheus may scrape the one in the settings file
+    if arguments.listen is None:  # Prometheus may scrape the address in the settings file
         chosen = replace(chosen, listen=settings.DEFAULT_LISTEN)
     return chosen
 
 
 def _scan(chosen: settings.Settings, pipe: Connection) -> None:
-    pipe.poll(None)  # until the first scan: the daemon starts before this imports anything
+    pipe.poll(None)  # wait for the first scan's request before importing: the daemon starts first
     from affinityd.daemon.logging import log_on_stdout  # noqa: PLC0415 - in its process
 
     with log_on_stdout(chosen.log_format):

@@ -49,11 +49,11 @@ def add_arguments(parser: Parser) -> None:
     )
     add_format(parser, "table")
     add_plan_options(parser, "the GPUs", DEVICE_OPTIONS)
-    parser.add_argument("--machine", help=argparse.SUPPRESS)  # to refuse it with a reason
+    parser.add_argument("--machine", help=argparse.SUPPRESS)  # refused with a reason
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print where the process is; 0: near its GPUs; 1: not all of it; 2: not known, or no plan."""
+    """Print where the process runs; 0: near its GPUs; 1: not all of it; 2: unknown, or no plan."""
     if arguments.machine is not None:
         raise InvalidRequestError(
             "--machine: processes are of this machine; those of a demo are shown by "
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "\n".join(map(one_line, verify_table(judged, all_memory=arguments.resident))),
                 flush=True,
             )
-    except BrokenPipeError:  # the reader has ended; the result counts all the same
+    except BrokenPipeError:  # the reader has ended; the exit code still counts
         give_up_stdout()
     are_near = matches(judged)
     if are_near is None:
@@ -88,7 +88,7 @@ def verify(
     """Judge whether a process and its descendants run near their GPUs, as `affinityd verify`.
 
     `pid` None: this process. `resident`: little far memory is a mismatch, too. `parameters` are
-    those of a plan that choose GPUs, like `gpus`. Raises AffinityError where that cannot be told.
+    those of a plan that choose GPUs, like `gpus`. Raises AffinityError if that cannot be told.
     """
     process = target.living(os.getpid() if pid is None else pid)
     return _judged(process, texts(parameters), with_resident=resident)[1]
@@ -97,7 +97,7 @@ def verify(
 def _judged(
     process: Stat, chosen: Mapping[str, str], *, with_resident: bool
 ) -> tuple[target.ProcessPlanner, list[Verification]]:
-    # Nearness does not depend on how cores would be divided: no site's choice is read.
+    # Nearness does not depend on how cores are divided, so a site's choices are not read.
     planner = target.ProcessPlanner(chosen, divides=False)
     options = device_options(chosen)
     used = used_gpus(process, planner, is_named=bool(options))
@@ -105,7 +105,7 @@ def _judged(
     if with_resident:
         judged = [replace(verification, least=0) for verification in judged]
     families = [(judged, options)]
-    if used.by_driver:  # the pin in the remedy names the GPUs of each process
+    if used.by_driver:  # the pin in the remedy names each process's GPUs
         by_holder = grouped(
             judged, lambda entry: entry.process.facts.holder or entry.process.facts.pid
         )

@@ -23,12 +23,12 @@ from affinityd.linux.scheduling import pressure_of, thread_time
 from affinityd.text import count, one_line
 
 WATCHED_SECONDS = 5.0  #: by default
-MOST_ROWS = 10  #: of threads, and of other processes
+MOST_ROWS = 10  #: rows of threads, and rows of other processes
 UNCOUNTED = (
     "this kernel does not count how long threads wait: it needs CONFIG_SCHEDSTATS or "
     "CONFIG_TASK_DELAY_ACCT"
 )
-LEAST_SECONDS = 0.005  #: below it a fact is not shown
+LEAST_SECONDS = 0.005  #: facts below this are not shown
 
 
 def add_arguments(parser: Parser) -> None:

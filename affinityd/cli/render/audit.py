@@ -19,13 +19,13 @@ from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import gpu_numbers
 
 MOST_CONCERNS = 16  #: of a finding
-PIPE_WIDTH = 120  #: characters of a row that is not for a terminal
+PIPE_WIDTH = 120  #: characters of a row if the output is no terminal
 
 
 def table(
     topology: Topology, scan: Scan, *, all_memory: bool = False, width: int = PIPE_WIDTH
 ) -> Iterator[str]:
-    """Yield a row for each process or some that are alike, and lines on what was found.
+    """Yield a row for each process, or several alike, and lines on the findings.
 
     `all_memory`: also a line on near memory. `width`: characters that a row may have.
     """
@@ -53,7 +53,7 @@ def table(
 
 
 def _concerns(finding: Finding) -> Iterator[str]:
-    """Yield what is concerned by a finding, and why; the command that fixes it on its own line."""
+    """Yield the processes or GPUs of a finding, with the cause; the remedy is a line of its own."""
     for concern in finding.concerns[:MOST_CONCERNS]:
         remedy = f": {concern.remedy}" if concern.remedy else ""
         before, pin, options = remedy.partition("; affinityd pin ")
@@ -65,7 +65,7 @@ def _concerns(finding: Finding) -> Iterator[str]:
 
 
 def once(said: Iterable[tuple[int, str]], names: Mapping[int, str]) -> Iterator[str]:
-    """Yield each sentence once: with the first process that it is about, and how many more."""
+    """Yield each sentence once: with its first process, and the number of others."""
     pids_by_text: dict[str, list[int]] = {}
     for pid, text in said:
         pids_by_text.setdefault(text, []).append(pid)
@@ -75,14 +75,14 @@ def once(said: Iterable[tuple[int, str]], names: Mapping[int, str]) -> Iterator[
 
 
 COLUMNS = ("gpu", "pid", "name", "user", "job", "placement", "cause", "cpulist", "gpu memory")
-#: Left out of rows that are too long, the first one first.
+#: Columns that are left out if rows are too long, in this order.
 LEAST_NEEDED = ("gpu memory", "user", "cpulist", "job")
 NONE = "-"
 NOT_KNOWN = "?"
 
 
 def _rows_table(scan: Scan, names: Mapping[GpuKey, str], width: int) -> Iterator[str]:
-    levels: dict[int, int] = {}  # pid → how many ancestors it has here, up to the holder of its GPU
+    levels: dict[int, int] = {}  # pid → number of ancestors in this table, up to its holder
     for facts in (process.facts for process in scan.processes):
         levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
     rows = [
@@ -91,7 +91,7 @@ def _rows_table(scan: Scan, names: Mapping[GpuKey, str], width: int) -> Iterator
     ]
     columns = [*COLUMNS]
     lines = list(aligned(columns, rows, {"pid", "gpu memory"}))
-    for column in LEAST_NEEDED:  # a row stays on one line
+    for column in LEAST_NEEDED:  # until a row fits on one line
         if max(map(len, lines)) <= width:
             break
         place = columns.index(column)
@@ -116,7 +116,7 @@ def colored(line: str) -> str:
 
 
 def process_name(facts: ProcessFacts) -> str:
-    """Return `process 123 (python)`, with which each line about it begins."""
+    """Return `process 123 (python)`, which begins each line about the process."""
     return f"process {facts.pid} ({facts.name})"
 
 
@@ -134,7 +134,7 @@ def _row(
     facts = first.facts
     step = facts.membership.step if facts.membership.job else None
     more = f" +{len(alike) - 1} alike" if len(alike) > 1 else ""
-    vendor, _ = facts.gpu  # its GPUs are `0`, or `0+1-3`
+    vendor, _ = facts.gpu  # its GPUs are shown as `0`, or `0+1-3`
     beside = format_list(index for maker, index in facts.beside if maker == vendor)
     others = (names[key] for key in facts.beside if key[0] != vendor)
     return (

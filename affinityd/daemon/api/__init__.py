@@ -1,4 +1,4 @@
-"""The HTTP API: what its paths answer from, and how OpenAPI describes their refusals."""
+"""The HTTP API: the state from which its paths answer, and its refusals in OpenAPI."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class ApiState:
 
 
 def state_of(request: Request) -> ApiState:
-    """Return the state of the app that a request was sent to."""
+    """Return the state of the app that received a request."""
     return cast("ApiState", request.app.state.api)
 
 
 def caller_of_request(request: Request) -> Caller | None:
-    """Return the CPUs of the process that asks; None where they are not known, or for a replay."""
+    """Return the CPUs of the requesting process; None if unknown, or if the machine is replayed."""
     if state_of(request).settings.replays:
         return None
     return caller_of(peer_of_request(request.scope))
 
 
 def refusals(meanings: dict[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Return what OpenAPI says of refusals: an HTTP status → its meaning."""
+    """Return the refusals for OpenAPI; `meanings`: HTTP status → what it means."""
     content = {
         PROBLEM: {"schema": TypeAdapter(ProblemDocument).json_schema()},
         TEXT: {"schema": {"type": "string"}},

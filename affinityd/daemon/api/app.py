@@ -26,13 +26,13 @@ from affinityd.request.document import ProblemDocument
 from affinityd.text import quote
 
 OPENAPI = "/openapi.json"
-#: Requests of one user that are answered in one turn of the loop. A single one would delay a job's
-#: ranks.
+#: Requests of one user that are answered in one turn of the loop. With a limit of 1 a job's ranks
+#: would wait.
 MOST_IN_TURN = 4
 
 
 def whole_app(state: ApiState) -> FastAPI:
-    """Return the app that answers everything."""
+    """Return the app with all paths."""
     rows = {"/": "This list, and the page for browsers"}
     for route in (*plan.router.routes, *node.router.routes):
         if isinstance(route, APIRoute):
@@ -40,7 +40,7 @@ def whole_app(state: ApiState) -> FastAPI:
     rows[OPENAPI] = "This API, with parameters and schemas, for programs"
 
     def listed() -> str:
-        """Return a list of the paths, a line each."""
+        """Return a list of the paths, one on a line."""
         width = max(len(path) for path in rows)
         lines = [f"GET {path:<{width}}  {summary}" for path, summary in rows.items()]
         return "\n".join((f"affinityd {__version__} answers", "", *lines, ""))
@@ -65,24 +65,24 @@ def whole_app(state: ApiState) -> FastAPI:
 
 
 def plans_app(state: ApiState) -> FastAPI:
-    """Return the app that answers /plan alone."""
+    """Return the app with /plan alone."""
     app = _app(state, "only GET /plan is")
     app.include_router(plan.router)
     return app
 
 
 def _app(state: ApiState, remedy: str) -> FastAPI:
-    """Return an app without paths; errors are problems, and an unknown path has a remedy."""
+    """Return an app without paths; errors are problems, and an unknown path gets `remedy`."""
     app = FastAPI(
         title="affinityd",
         description="The CPUs and the memory node for each GPU rank.",
         version=__version__,
-        # These pages would load scripts from elsewhere, which a compute node cannot reach.
+        # These pages would load scripts from other hosts, which a compute node cannot reach.
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # FastAPI would make it in the event loop
+        openapi_url=None,  # FastAPI would generate it in the event loop
         generate_unique_id_function=_operation_id,
-        redirect_slashes=False,  # a redirect would name the request's host, which may be any
+        redirect_slashes=False,  # a redirect would contain the request's Host, which may be any
         exception_handlers={
             AffinityError: _refused,
             HTTPException: partial(_not_answered, remedy),
@@ -101,7 +101,7 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def problem(request: Request, status: int, title: str, detail: str) -> Response:
-    """Return an error in the form that the client takes."""
+    """Return an error in a form that the client accepts."""
     asks_for_lines = request.query_params.get("format", "json") not in {"json", ""}
     if asks_for_lines or wants_text(request.headers.get("accept")):
         return Response(f"{title}: {detail}\n", status, media_type=TEXT)
@@ -114,7 +114,7 @@ def problem(request: Request, status: int, title: str, detail: str) -> Response:
 class Turns:
     """Answers some requests of a user, then looks at the connections of the other users.
 
-    HEAD is answered as GET: uvicorn leaves the body out.
+    HEAD is answered like GET: uvicorn leaves out the body.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -136,8 +136,8 @@ class Turns:
 class OtherSites:
     """Refuses requests that a browser makes for a page of another site, on every path.
 
-    The browser says so by Sec-Fetch-Site (Fetch Metadata; a link that a person follows is no such
-    request), or sends that site's name as Host, which may lead to the socket through a port
+    The browser reports this by Sec-Fetch-Site (Fetch Metadata; it does not count if a person
+    follows a link), or sends that site's name as Host, which may lead to the socket through a port
     forwarding. Over TCP Host may also be the name of a Service or a node.
     """
 
@@ -166,7 +166,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if request.scope["path"] == "/plan":
         plan.count_plan(request, "", str(error.status), "")
     reply = problem(request, error.status, error.title, str(error))
-    if type(error) is NotReadyError:  # its subclasses may last; the machine is read within a second
+    if type(error) is NotReadyError:  # its subclasses may last; this error passes within a second
         reply.headers["retry-after"] = "1"
     return reply
 
@@ -180,7 +180,7 @@ async def _not_answered(remedy: str, request: Request, error: Exception) -> Resp
     title = HTTPStatus(error.status_code).phrase
     reply = problem(request, error.status_code, title, detail)
     reply.headers.update(error.headers or {})
-    if "allow" in reply.headers:  # every path with a GET
+    if "allow" in reply.headers:  # no GET was sent; every path takes GET
         reply.headers["allow"] = "GET, HEAD"
     return reply
 

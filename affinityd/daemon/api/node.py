@@ -40,7 +40,7 @@ class SvgResponse(Response):
     responses=NOT_READ,
 )
 async def topology(request: Request) -> Response:
-    """Answer with the node, as it is now."""
+    """Answer with the current node."""
     watcher = state_of(request).watcher
     await watcher.refresh()
     node = watcher.node
@@ -92,7 +92,7 @@ async def topology_svg(request: Request) -> Response:
             raise InvalidRequestError("format: this is always SVG; leave it out")
         caller = caller_of_request(request)
         marks = marks_of(answer(state.watcher.node, asked, caller), marks.reserved)
-    # A picture has its style inside, and nothing else that could act.
+    # A picture contains its style, and nothing else that could act.
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     headers = {**HEADERS, "content-security-policy": policy}
     return SvgResponse(draw(state.watcher.node.topology, marks), headers=headers)
@@ -110,7 +110,7 @@ async def topology_svg(request: Request) -> Response:
     ),
 )
 async def audit(request: Request) -> Response:
-    """Answer with the last scan, as much as the caller may see."""
+    """Answer with the last scan, limited to what the caller may see."""
     state = state_of(request)
     if query := request.scope["query_string"].decode("ascii", errors="replace"):
         raise InvalidRequestError(f"/audit takes no parameter, and was given {quote(query)}")
@@ -120,16 +120,17 @@ async def audit(request: Request) -> Response:
     last = state.last_scan()
     if last is None:
         raise _no_scan(state.settings)
-    tag = f'W/"{last.boot}-{reader}"'  # weak: one tag for the compressed and the plain answer
+    tag = f'W/"{last.boot}-{reader}"'  # weak: the compressed and the plain answer have one tag
     headers = {
         "cache-control": "no-store",
-        # A browser keeps the answer out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
+        # The browser does not give the answer to other sites' pages: Fetch,
+        # Cross-Origin-Resource-Policy.
         "cross-origin-resource-policy": "same-origin",
         "etag": tag,
         "vary": "accept-encoding",
         "x-content-type-options": "nosniff",
     }
-    if request.headers.get("if-none-match") == tag:  # the page asks often
+    if request.headers.get("if-none-match") == tag:  # the page polls
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
         reader += GZIP

@@ -1,8 +1,8 @@
-"""Connections and the processes at their other ends: user, CPUs, and what they may see.
+"""Connections and the processes at their other ends: user, CPUs, and access to /audit.
 
-The kernel notes which process connected: unix(7). Its mask is that of its main thread, its cpuset
-that of its cgroup, as the kernel has them at the request. Sources: sched_getaffinity(2),
-cgroups(7) for /proc/PID/cgroup, pid_namespaces(7).
+The kernel notes which process connected: unix(7). Its mask is its main thread's, its cpuset its
+cgroup's, both read at the time of the request. Sources: sched_getaffinity(2), cgroups(7) for
+/proc/PID/cgroup, pid_namespaces(7).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from affinityd.linux.processes import (
 )
 from affinityd.request.resolve import Caller
 
-KEY = "peer"  #: its key in the `state` of a request's scope
+KEY = "peer"  #: key of the peer in the `state` of a request's scope
 
-MOST_OF_ONE = 512  #: connections of one user; all over TCP count as one
+MOST_OF_ONE = 512  #: connections of one user; all TCP connections count as one user's
 
-MOST_RECEIVED = 65536  #: bytes of one request; a query has 49,152 at most
+MOST_RECEIVED = 65536  #: bytes of one request; its query has at most 49,152
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
     b"content-type: text/plain\r\ncontent-length: 40\r\n\r\n"
@@ -62,19 +62,20 @@ class Peer:
 
     @property
     def is_there(self) -> bool:
-        """Whether it still runs: its pid may belong to another process. Raises OSError."""
+        """Whether the process still runs: its pid may belong to another now. Raises OSError."""
         return self.start is not None and _start(self.credentials.pid) == self.start
 
     @cached_property
     def groups(self) -> frozenset[int]:
-        """The gids of the process: its own and, where they are not too many, the others."""
+        """The gids of the process: its own and, if the kernel could tell them, the others."""
         return groups(self._socket, self.credentials.gid)
 
 
 def peer_of(accepted: socket.socket) -> Peer | None:
     """Return the peer of a connection; None over TCP.
 
-    Raises OSError where its /proc files cannot be read now, as when no more files can be opened.
+    Raises OSError if its /proc files cannot be read now, for example when no more files can be
+    opened.
     """
     if accepted.family != socket.AF_UNIX:
         return None
@@ -101,8 +102,8 @@ def _start(pid: int) -> int | None:
 class Connections:
     """Each user's connections; one user may have a quarter of the daemon's files.
 
-    All connections over TCP count as one user's. Beyond the limit the oldest one is closed, so
-    connections without a request keep no request out.
+    All connections over TCP count as one user's. Beyond the limit the oldest connection is closed,
+    so idle connections cannot keep requests out.
     """
 
     def __init__(self, count_closed: Callable[[], None]) -> None:
@@ -119,7 +120,7 @@ class Connections:
             self._count_closed()
             oldest = next(iter(others))
             del others[oldest]
-            oldest.transport.abort()  # close() would wait for a client that reads no answer
+            oldest.transport.abort()  # close() would wait for a client that never reads its answer
         others[connection] = None
 
     def remove(self, connection: PeerProtocol) -> None:
@@ -131,10 +132,10 @@ class Connections:
 
 
 class PeerProtocol(HttpToolsProtocol):
-    """One connection: uvicorn's, with its peer in the scope of each request.
+    """One connection: uvicorn's protocol, with the peer in the scope of each request.
 
     The connection is closed if a request has more than MOST_RECEIVED bytes, or is sent before the
-    last one is answered, which no client of ours does: uvicorn bounds neither.
+    last one is answered, which no client of ours does: uvicorn limits neither.
     """
 
     def __init__(
@@ -154,12 +155,12 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin with a new connection, and note its peer."""
         super().connection_made(transport)
-        # uvloop's view of a socket opens another file for each question.
+        # uvloop's socket object opens another file for each query.
         view = transport.get_extra_info("socket")
         self._accepted = socket.socket(view.family, view.type, view.proto, fileno=view.fileno())
         try:
             peer = peer_of(self._accepted)
-        except OSError:  # the caller uses no TCP, and is not known
+        except OSError:  # the caller does not use TCP, and is not known
             peer = None
             transport.abort()
         self.user = None if peer is None else peer.credentials.uid
@@ -180,7 +181,7 @@ class PeerProtocol(HttpToolsProtocol):
         """Begin to answer a request."""
         if self._is_answering:
             self.transport.close()
-            raise ValueError  # this ends the parser, which would read all that was sent
+            raise ValueError  # ends the parser, which would otherwise read all that was sent
         if not self.transport.is_closing():
             super().on_headers_complete()
 
@@ -207,18 +208,18 @@ class PeerProtocol(HttpToolsProtocol):
 
 
 def caller_of(peer: Peer | None) -> Caller | None:
-    """Return the CPUs of the process that made a connection; None where they are not known.
+    """Return the CPUs of the process that made a connection; None if not known.
 
-    Raises BusyError where no file is left to read them.
+    Raises BusyError if no file can be opened to read them.
     """
     if peer is None:
         return None
     pid = peer.credentials.pid
-    if pid <= 0 or not _sees_own_pids():  # as in a pod, where affinityd's commands send their CPUs
+    if pid <= 0 or not _sees_own_pids():  # in a pod, whose commands send CPUs
         return None
     try:
         caller = _caller(pid)
-        is_same = peer.is_there  # else another process has the pid by now
+        is_same = peer.is_there  # otherwise another process has the pid by now
     except OSError as error:
         raise BusyError(
             f"the caller cannot be identified now: {error.strerror}; try again in a moment"
@@ -230,7 +231,7 @@ def caller_of(peer: Peer | None) -> Caller | None:
 
 @cache
 def _sees_own_pids() -> bool:
-    """Return whether the pids in /proc are those of a socket's peers."""
+    """Return whether /proc has the pid numbers that a socket's peer credentials have."""
     try:
         return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115
     except OSError:
@@ -238,7 +239,7 @@ def _sees_own_pids() -> bool:
 
 
 def _caller(pid: int) -> Caller | None:
-    """Return the CPUs of a pid's process now; None where /proc hides it. Raises OSError."""
+    """Return the current CPUs of a pid's process; None if /proc hides it. Raises OSError."""
     try:
         mask = mask_of(pid)
         membership = present(f"/proc/{pid}/cgroup")
@@ -249,23 +250,24 @@ def _caller(pid: int) -> Caller | None:
     try:
         for file in _cpuset_files(membership):
             if cpus := (present(file) or b"").strip():
-                cpuset = parse_list(cpus.decode())  # it may have moved since the mask was read
+                cpuset = parse_list(cpus.decode())  # maybe another cgroup than before
                 return Caller(mask & cpuset or cpuset, cpuset)
-    except PermissionError:  # its cgroup's folder is closed; the mask is within the cpuset anyway
+    except PermissionError:  # its cgroup is not readable; the mask is within the cpuset
         return Caller(mask, mask)
     return Caller(mask)
 
 
 @lru_cache(maxsize=256)
 def _cpuset_files(membership: bytes) -> tuple[str, ...]:
-    """Return a cgroup's cpuset files, the nearest first: finding them reads all mounts."""
+    """Return a cgroup's cpuset files, the nearest first; cached, as it reads all mounts."""
     return tuple(Cgroups(os.fsdecode(membership)).cpuset_files())
 
 
 def is_foreign(host: str) -> bool:
     """Whether a Host header has a site's name: neither an IP address nor a name without a dot.
 
-    A site can have its name resolve to a user's port forwarding: a browser then asks as that user.
+    A site can have its name resolve to a user's port forwarding: a browser then sends requests as
+    that user.
     """
     name, _, port = host.rpartition(":")
     if not port.isdigit():
@@ -293,7 +295,7 @@ def reader_of(peer: Peer | None, admin_group: int | None) -> str:
         return COUNTS
     # A process in a pid namespace below that of /proc, proc_pid_status(5), is in some container.
     is_of_node = len(status_of(pid, "NSpid").split()) == 1
-    with suppress(OSError):  # no file is left to read that
+    with suppress(OSError):  # no file can be opened to read this
         if is_of_node and peer.is_there:
             return ALL
     return COUNTS

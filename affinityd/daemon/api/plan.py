@@ -29,10 +29,10 @@ from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 
 MAX_FIELDS = 64  #: of a query
-MOST_REPLIES = 64  #: that are kept, for the ranks of a job and for repeated questions
-#: In all lists and masks of a request whose reply is kept; each takes 100 bytes.
+MOST_REPLIES = 64  #: how many replies are kept, for a job's ranks and for repeated requests
+#: CPUs in all lists and masks of a request whose reply is kept; each takes 100 bytes.
 MOST_CPUS = 2048
-JOBS_FORMAT = "shell"  #: of exec, bind, TaskProlog and a pod's run
+JOBS_FORMAT = "shell"  #: the format of exec, bind, TaskProlog and a pod's run
 
 _reply = lru_cache(MOST_REPLIES)(resolve.plan_reply)
 
@@ -47,7 +47,7 @@ NO_PLAN = {
     ),
     **NOT_READ,
 }
-#: FastAPI does not read the parameters: the command line, without FastAPI, takes the same ones.
+#: FastAPI does not read the parameters: the command line, which has no FastAPI, reads the same.
 DESCRIBED = [
     {
         "name": name,
@@ -71,13 +71,13 @@ def count_plan(request: HttpRequest, mode: str, result: str, locality: str) -> N
 
 
 async def read_query(request: HttpRequest) -> Request:
-    """Read the query of a request, and the machine again where it has changed."""
+    """Read the query of a request, and read the machine again if it has changed."""
     query = request.scope["query_string"]
     watcher = state_of(request).watcher
     await watcher.first_reading()
     asked = parse_query(pairs_of(query))
     await watcher.refresh()
-    names_mig = b"MIG-" in query  # maybe an instance that was made since the last reading
+    names_mig = b"MIG-" in query  # maybe the instance was made after the last reading
     if names_mig and names_unknown_mig(watcher.node.topology, asked.task):
         peer = peer_of_request(request.scope)
         user = None if peer is None else peer.credentials.uid
@@ -110,7 +110,7 @@ async def plan(request: HttpRequest, asked: Annotated[Request, Depends(read_quer
 
 
 def find_reply(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
-    """Return the reply to a request, which may be remembered; `caller` is None where unknown.
+    """Return the reply to a request, from the cache or computed; `caller` None: unknown.
 
     Raises AffinityError, whose kind is the reason of the refusal.
     """
@@ -118,10 +118,10 @@ def find_reply(node: Node, asked: Request, caller: Caller | None = None) -> Repl
     is_own = task.slice is not None
     has_number = task.cpus is not None and not task.cpus.is_allotment
     is_of_job = task.rank is not None and task.job is None and not (has_number or is_own)
-    if asked.choose or _cpus_in(asked) > MOST_CPUS:  # choices are kept elsewhere
+    if asked.choose or _cpus_in(asked) > MOST_CPUS:  # choices have a cache of their own
         reply = resolve.plan_reply(node, asked, caller)
     elif is_of_job and not (task.is_launched and task.ranks is None):
-        # The replies to the other ranks differ in nothing else.
+        # The replies to the other ranks of a job differ only in the rank.
         reply = _reply(node, asked._replace(task=replace(task, rank=None)), caller)
         reply = reply._replace(asked_ranks=asked_ranks(task.rank, len(reply.entries)))
     else:
@@ -149,7 +149,7 @@ def pairs_of(query: bytes) -> list[tuple[str, str]]:
         text = query.decode("ascii")
         for part in text.split("&"):
             if not part:
-                break  # parse_qsl refuses the query
+                break  # parse_qsl will refuse the query
             if "=" not in part:
                 raise InvalidRequestError(f"{quote(part)} has no value; write NAME=VALUE")
         return parse_qsl(
@@ -174,7 +174,7 @@ def wants_text(accept: str | None) -> bool:
 def observed_placement(
     topology: Topology, reply: Reply, caller: Caller | None, form: str
 ) -> str | None:
-    """Return the placement of a client that observes; None: the client does not observe.
+    """Return the placement of a client that observes; None: it does not observe.
 
     A client that would apply a plan states its CPUs, or requests the format `shell`.
     """

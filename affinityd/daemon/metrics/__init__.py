@@ -24,7 +24,7 @@ from affinityd.text import one_line
 from affinityd.topology.model import Gpu, Node
 from affinityd.topology.rdma import nics_of_gpus
 
-GPU_LABELS = ("vendor", "gpu", "uuid", "pci_bus_id")  #: an index counts per vendor
+GPU_LABELS = ("vendor", "gpu", "uuid", "pci_bus_id")  #: an index is counted per vendor
 
 
 def add(
@@ -32,7 +32,7 @@ def add(
     labels: Sequence[str],
     value: float | Mapping[str, float] | None,
 ) -> None:
-    """Add a sample; None: there is none; a mapping: one for each value of the last label."""
+    """Add a sample; None: no sample; a mapping: a sample for each value of the last label."""
     if isinstance(value, Mapping):
         for word, number in value.items():
             family.add_metric([*labels, word], number)
@@ -52,14 +52,14 @@ def gpu_labels(gpu: Gpu | AuditGpuDocument) -> tuple[str, ...]:
     return gpu.vendor, str(gpu.index), one_line(gpu.uuid or ""), gpu.pci_bus_id
 
 
-#: After these, or after three intervals without a scan, the last one is not served any more: it
-#: would seem to be of now, and keep alerts of ended jobs firing.
+#: After so many seconds, or three intervals without a scan, the last scan's metrics are not served
+#: any more: they would seem current, and keep alerts of ended jobs firing.
 OLD_SECONDS = 300.0
 
 #: The HTTP statuses of plans that are refused: the errors of `affinityd.errors`.
 REFUSALS = ("404", "409", "422", "503")
 
-#: When each series began is of no use here, and would double a scrape.
+#: Start times of the series are of no use here, and would double a scrape.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -80,7 +80,7 @@ def _node_metrics(node: Node) -> Iterator[Metric]:
         "The NUMA node of each GPU; a GPU whose node is not known has no sample.",
         labels=GPU_LABELS,
     )
-    # A port is named as in node_exporter's infiniband collector.
+    # A port is named as by node_exporter's infiniband collector.
     ports = GaugeMetricFamily(
         "affinityd_gpu_nic_info",
         "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
@@ -110,8 +110,8 @@ class Metrics:
     ) -> None:
         """Take the sources of the node and of the last scan, read at each scrape.
 
-        `scan_interval`: seconds between two scans; None: there are none. `demo`: the
-        machine whose processes are made up.
+        `scan_interval`: seconds between two scans; None: no scans. `demo`: the machine whose
+        processes are made up.
         """
         self.scan_interval: float | None = scan_interval
         self.last_scan = last_scan
@@ -126,7 +126,7 @@ class Metrics:
             ("mode", "result", "locality", "client"),
             registry=registry,
         )
-        for status in REFUSALS:  # without a 0 a rate misses the first refusals of a series
+        for status in REFUSALS:  # without a 0 at the start, rate() misses a series' first refusals
             self.plans.labels("", status, "", "job")
         self.observed_plans = Counter(
             "affinityd_observed_plans",
@@ -149,7 +149,7 @@ class Metrics:
 
     @property
     def scan_age(self) -> float | None:
-        """Seconds since the last finished scan began; None: there was none."""
+        """Seconds since the start of the last finished scan; None: there was none."""
         last = self.last_scan()
         return None if last is None else since_boot() - last.boot
 
@@ -165,7 +165,7 @@ class Metrics:
                 self.scan_interval,
             )
         )
-        # A scan that hangs shows only by this.
+        # Only this metric shows that a scan hangs.
         families.append(
             GaugeMetricFamily(
                 "affinityd_scan_age_seconds",
@@ -178,7 +178,7 @@ class Metrics:
             yield from self.of_nri()
 
     def exposition(self) -> bytes:
-        """Return all of them in Prometheus' text form; without the last scan's if that is old."""
+        """Return all metrics in Prometheus' text form, without those of an old scan."""
         own = generate_latest(self._registry)
         last = self.last_scan()
         if last is None or since_boot() - last.boot > max(

@@ -1,7 +1,7 @@
 """Metrics of a scan: GPUs by their labels, jobs by theirs, never a pid.
 
-The first jobs, a fixed number, have metrics of their own; the others have one row in common. The
-counters of a row only grow, also of the common one, although its jobs come and go.
+A fixed number of jobs, the first to come, have metrics of their own; all others share one row. The
+counters of a row only grow, also in the shared row, although its jobs come and go.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from affinityd.text import one_line
 from affinityd.topology.model import GpuKey, Keys, moved
 from affinityd.topology.nearness import CAUSES, LOCAL, REMOTE
 
-OTHERS = Job("", "other")  #: the name of the common row
+OTHERS = Job("", "other")  #: name of the shared row
 
 
-ENDED_JOBS_KEPT = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
+ENDED_JOBS_KEPT = 300.0  #: seconds that an ended job keeps its counters for scrapes
 
 
 @dataclass
 class JobRow:
-    """The counts of a job, of a container that kubelet names, or of all other jobs together."""
+    """The counts of a job, of a container that kubelet names, or of all jobs that share a row."""
 
     job: Job
-    time: CpuTime = field(default_factory=CpuTime)  #: up to the scan before
+    time: CpuTime = field(default_factory=CpuTime)  #: up to the scan before the last
     used: CpuTime = field(default_factory=CpuTime)  #: since then
-    since: float | None = None  #: when a mismatch began, since the epoch; None: none, or OTHERS
+    since: float | None = None  #: start of a mismatch, since the epoch; None: none
     #: GPUs that its processes use → the first of these processes' CAUSES; None: none may run far
     #: away
     causes: dict[GpuKey, str | None] = field(default_factory=dict)
-    #: Seconds that its GPUs were used, summed over the GPUs, by cause; None: without a mismatch
+    #: Seconds of use of its GPUs, summed over the GPUs, by cause; None: without a mismatch
     gpu_seconds: defaultdict[str | None, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class JobSeries:
-    """Follows the jobs from scan to scan."""
+    """Keeps the rows of jobs from scan to scan."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._rows: dict[Job, JobRow] = {}  # of the living jobs, and OTHERS once it has jobs
-        self._seen: dict[Job, float] = {}  # each living job → when last seen, since boot
+        self._rows: dict[Job, JobRow] = {}  # rows of the living jobs, and OTHERS once it has jobs
+        self._seen: dict[Job, float] = {}  # living job → when last seen, since boot
         self._looked = 0.0  # seconds since boot
 
     def renumber(self, keys: Keys) -> None:
-        """Take over what was found of GPUs that have another index now."""
+        """Move the findings of GPUs whose index has changed to the new index."""
         for row in self._rows.values():
             row.causes = moved(row.causes, keys)
 
     def scanned(self, scan: Scan) -> list[JobRow]:
-        """Return the rows as of a new scan.
+        """Return the rows after a new scan.
 
         The findings of the last scan hold until this one, and CPU time counts at the next one. So
         the counters of a new job begin at 0, and a job that has ended counts up to this scan. The
@@ -84,7 +84,7 @@ class JobSeries:
                 row = self._row(part)
                 self._seen[part] = scan.boot
                 row.used += scan.used.get(process.facts.pid, CpuTime())
-                for gpu in process.facts.gpus:  # each counts once, however many processes use it
+                for gpu in process.facts.gpus:  # a GPU counts once for all processes
                     row.causes[gpu] = _first(row.causes.get(gpu), process.cause)
         for job, row in self._rows.items():
             is_far = any(row.causes.values()) and job != OTHERS
@@ -92,7 +92,7 @@ class JobSeries:
         return list(self._rows.values())
 
     def _row(self, job: Job) -> JobRow:
-        """Return a job's row: its own, if there was room when the job came.
+        """Return a job's row: its own, if one was free when the job came.
 
         The first container that kubelet names takes over the row of its pod without names, and its
         counters: kubelet may not have answered before.
@@ -212,7 +212,7 @@ def _gpu_metrics(scan: Scan, gpus: Sequence[AuditGpuDocument]) -> Iterator[Metri
         add(waiting, labels, gpu.waiting)
         add(throttled_seconds, labels, gpu.throttled_seconds)
         for locality, size in (gpu.host_memory_bytes or {}).items():
-            # Dashboards of users may ask for the label `placement` of 0.2: it goes with 0.4.
+            # Dashboards of users may use the label `placement` of 0.2, until 0.4 removes it.
             placement = {LOCAL: "near", REMOTE: "far"}.get(locality, locality)
             host_memory.add_metric([*labels, locality, placement], size)
         add(far_memory, labels, gpu.far_memory)

@@ -1,4 +1,4 @@
-"""The daemon's knowledge of its node, kept current; work beside the event loop."""
+"""The daemon's knowledge of its node, kept current; and its work outside the event loop."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ async def in_background(work: Callable[[], T]) -> T:
     """Return the result of `work`, or raise its exception, from a thread of its own.
 
     Unlike asyncio.to_thread's, this thread does not delay the process's end: a driver may block it
-    for longer than a stop may take.
+    for longer than a shutdown may take.
     """
     return await asyncio.wrap_future(started(work))
 
 
 def until_multiple(seconds: float) -> float:
-    """Return the seconds until the loop's time is a multiple: such waits wake up together."""
+    """Return the seconds to the loop time's next multiple of `seconds`: waits end together."""
     return seconds - asyncio.get_running_loop().time() % seconds
 
 
 async def pause(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, or so many seconds.
+    """Wait for an event, at most `seconds`.
 
-    asyncio.wait_for would, before Python 3.12, lose a cancellation at the moment of the event.
+    Before Python 3.12 asyncio.wait_for loses a cancellation at the moment of the event.
     """
     coming = asyncio.ensure_future(event.wait())
     try:
@@ -52,7 +52,7 @@ class FailureLog:
         expected: tuple[type[Exception], ...] = (),
         count: Callable[[], None] | None = None,
     ) -> None:
-        """Take the log's line, the errors that are no bugs, and the counter of failures."""
+        """Take the message, the errors that are no bugs, and the counter of failures."""
         self._message = message
         self._expected = expected
         self._count = count
@@ -60,7 +60,7 @@ class FailureLog:
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Log the block's exception, and go on after it. Raises only FatalError.
+        """Log an exception of the block, and continue after it. Raises only FatalError.
 
         The log has the reason of an expected error, and the traceback of any other.
         """
@@ -86,5 +86,5 @@ class FailureLog:
             self.forget()
 
     def forget(self) -> None:
-        """Have the next failure logged, also if it equals the last one."""
+        """Log the next failure even if it equals the last one."""
         self._last = ""

@@ -1,12 +1,12 @@
 """The child process that scans and judges; only bytes come back to the daemon.
 
-It is forked before the daemon has threads, so no plan waits for an interpreter that looks at
-thousands of processes. Its answers are JSON, metrics and documents as they are served; none is
-unpickled. It ends with the daemon. A child that has ended or hangs ends the daemon, which its
-supervisor starts again.
+It is forked before the daemon has threads, so no plan waits for an interpreter that reads thousands
+of processes. Its answers are JSON, metrics and documents as they are served; none is unpickled. It
+ends with the daemon. If the child has ended or hangs, the daemon ends, and its supervisor starts it
+again.
 
-It is no `Child` of linux/children, which yields one answer and ends: this one is asked for scan
-after scan, and remembers processes from one to the next.
+It is no `Child` of linux/children, which yields one answer and ends: this child is asked for scan
+after scan, and remembers processes from one scan to the next.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from affinityd.errors import FatalError
 from affinityd.linux.syscalls import end_with
 from affinityd.topology.model import Topology
 
-#: A scan takes at most 20 s, and its documents a few: one that takes longer hangs.
+#: A scan takes at most 20 s, and its documents a few seconds: one that takes longer hangs.
 HUNG_SECONDS = 120.0
 
-#: Other programs go first on a busy CPU; the child still has a tenth of it, so that a scan ends in
-#: time.
+#: Other programs have priority on a busy CPU; the child still gets a tenth of it, so that a scan
+#: ends in time.
 NICENESS = 10
 
 METRICS = "metrics"  #: the name of the text with the metrics of a scan
-GZIP = ".gz"  #: after the name of a document: compressed, since many may ask for megabytes
+GZIP = ".gz"  #: suffix of a document's name: compressed, since many clients may ask for megabytes
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class ScanChild:
         if self._pid == 0:
             try:
                 self._pipe.close()
-                with suppress(OSError):  # without this, a child that hangs ends later
+                with suppress(OSError):  # if this fails, a child that hangs ends later
                     end_with(daemon)
-                gc.enable()  # the daemon's start has disabled it
-                with suppress(OSError):  # a unit may forbid the call
+                gc.enable()  # the daemon's start has disabled garbage collection
+                with suppress(OSError):  # a systemd unit may forbid the call
                     os.nice(NICENESS)
-                for number in (signal.SIGINT, signal.SIGTERM):  # the daemon, which ends first
+                for number in (signal.SIGINT, signal.SIGTERM):  # the daemon handles them
                     signal.signal(number, signal.SIG_IGN)
                 with suppress(OSError, EOFError):  # the daemon has ended
                     work(pipe)
@@ -79,9 +79,9 @@ class ScanChild:
         pipe.close()
 
     def scan(self, topology: Topology, containers: ContainerNames) -> None:
-        """Have the child scan; `containers` are those with known names.
+        """Have the child scan; `containers`: the names of known containers.
 
-        Raises FatalError where the child has ended or hangs; then it is killed.
+        Raises FatalError if the child has ended or hangs; then it is killed.
         """
         try:
             changed = None if topology is self._sent else topology
@@ -101,7 +101,7 @@ class ScanChild:
 async def scan_regularly(
     scan: Callable[[Topology], None], machine: KnownNode, *, every: float
 ) -> None:
-    """Scan at each interval, for ever, from the first reading of the topology on.
+    """Scan at each interval, forever, from the first reading of the topology on.
 
     A scan that fails leaves the last one, whose age grows. Raises FatalError.
     """
@@ -120,7 +120,7 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
     topology: Topology
     while True:
         changed, containers = pipe.recv()
-        if changed is not None:  # as at the first scan
+        if changed is not None:  # None: the same as at the last scan
             topology = changed
         result = None
         with failures.logged():

@@ -1,6 +1,6 @@
-"""The node as it is known now: kept current, and published to clients, systemd and the log.
+"""The node as known now: kept current, and published to clients, systemd and the log.
 
-A reading replaces the one before as a whole, so no plan is made from parts of both.
+A reading replaces the one before as a whole, so no plan mixes parts of both.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from affinityd.topology.model import Node, Topology
 log = logging.getLogger(__name__)
 
 DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are checked
-DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver that gave no answer is queried again
+DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver that did not answer is queried again
 
 
 class KnownNode:
-    """The node as it is known now."""
+    """The node as known now."""
 
     def __init__(self, node: Node | None = None) -> None:
         self.known = node  #: None before the first reading
-        self.failing = "the machine has not been read yet"  #: also the file that failed, and why
+        self.failing = "the machine has not been read yet"  #: why it failed, with the file
         self.has_read = asyncio.Event()
 
     @property
@@ -62,7 +62,7 @@ class TopologyWatcher(KnownNode):
         self._seen_ports: object = None
         self._seen_drivers: object = None
         self._asked_drivers = float("-inf")
-        self._sought_mig: dict[int | None, float] = {}  #: by the user, when last sought
+        self._sought_mig: dict[int | None, float] = {}  #: user → when an instance was last sought
         self._asking = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._wanted = asyncio.Event()
@@ -78,7 +78,7 @@ class TopologyWatcher(KnownNode):
         """Read the CPUs again if they have changed; this never waits for a driver."""
         if self.known is not None and not self._is_current():
             async with self._reading:
-                if not self._is_current():  # else another request has read them meanwhile
+                if not self._is_current():  # otherwise another request has just read them
                     await self._read()
 
     async def seek_mig(self, user: int | None) -> None:
@@ -114,7 +114,7 @@ class TopologyWatcher(KnownNode):
                 await in_background(self._publish)
 
     async def _ports(self) -> object:
-        """Return the ports' states; if there are ports, from a thread: adapters may be slow."""
+        """Return the ports' states, from a thread if there are ports: adapters may be slow."""
         if self._seen_ports:
             return await in_background(self._machine.ports)
         return self._machine.ports()
@@ -176,7 +176,8 @@ class TopologyWatcher(KnownNode):
         before = self._published
         if node is not before:
             _log(node, before)
-        # Any reading writes the file again: it may have been deleted, or the disk was full.
+        # Write the file after each reading, changed or not: it may have been deleted, or the disk
+        # was full.
         with self._unwritten.logged():
             if before is None:
                 sweep(self._node_file)
@@ -188,10 +189,10 @@ class TopologyWatcher(KnownNode):
 def _log(node: Node, before: Node | None) -> None:
     topology = node.topology
     former = None if before is None else before.topology
-    if former is None or replace(former, nics=topology.nics) != topology:  # a port may flap
+    if former is None or replace(former, nics=topology.nics) != topology:  # ports may flap
         log.info("%s (generation %d)", _state(topology), node.generation)
     for notice in topology.notices:
-        if former is None or notice not in former.notices:  # a notice is news once
+        if former is None or notice not in former.notices:  # log a notice only when it is new
             log.warning("%s", notice)
     if topology.online <= node.reserved:
         log.warning("every online CPU is reserved: no plan can be made")
@@ -209,8 +210,8 @@ def notify(state: str) -> None:
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
-    if address.startswith("@"):  # the abstract namespace, unix(7)
+    if address.startswith("@"):  # an abstract socket name, unix(7)
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, suppress(OSError):
-        manager.settimeout(1.0)  # for a service manager whose queue is full
+        manager.settimeout(1.0)  # do not wait long if the manager's queue is full
         manager.sendto(state.encode(), address)

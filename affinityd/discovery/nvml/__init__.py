@@ -1,4 +1,4 @@
-"""NVML's answers as data, and as JSON: its child prints them, and a snapshot keeps them."""
+"""NVML's answers as data, and as JSON: a child prints them, and a snapshot keeps them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from affinityd.json_codec import loads
 
 @dataclass(frozen=True)
 class NvmlGpu:
-    """A GPU as NVML sees it; fields without an answer are None or empty."""
+    """A GPU as NVML shows it; a field without an answer is None or empty."""
 
-    index: int  #: NVML's own, in PCI bus order
+    index: int  #: NVML's index, in PCI bus order
     uuid: str | None = None  #: nvmlDeviceGetUUID
     pci_bus_id: str | None = None  #: nvmlDeviceGetPciInfo, written as sysfs does: 0000:07:00.0
     minor: int | None = None  #: nvmlDeviceGetMinorNumber, of /dev/nvidiaN
@@ -26,17 +26,17 @@ class NvmlGpu:
 
 @dataclass(frozen=True)
 class NvmlProcess:
-    """A process that uses a GPU, as NVML's lists have it (nvmlProcessInfo_t)."""
+    """A process that uses a GPU, from NVML's lists (nvmlProcessInfo_t)."""
 
-    pid: int  #: as the host numbers it; newer drivers: as the pid namespace of the caller does
-    kind: str  #: the list that has it: "compute", "graphics", "mps"
-    memory_bytes: int | None = None  #: usedGpuMemory; None: unknown to NVML
+    pid: int  #: as the host numbers it; newer drivers: as in the caller's pid namespace
+    kind: str  #: which list names it: "compute", "graphics", "mps"
+    memory_bytes: int | None = None  #: usedGpuMemory; None: NVML does not know it
     mig: str | None = None  #: UUID of the MIG device that it uses
 
 
 @dataclass(frozen=True)
 class NvmlLoad:
-    """How busy a GPU is; None: NVML does not tell, as of GPUs with MIG instances."""
+    """How busy a GPU is; None: NVML does not tell, for example with MIG."""
 
     busy_percent: int | None = None  #: nvmlDeviceGetUtilizationRates
     memory_used_bytes: int | None = None  #: nvmlDeviceGetMemoryInfo
@@ -50,27 +50,27 @@ NO_LOAD = NvmlLoad()
 class GpuProcesses:
     """The processes of one GPU, or why NVML did not list them."""
 
-    index: int  #: NVML's own, in PCI bus order
+    index: int  #: NVML's index, in PCI bus order
     uuid: str | None = None  #: nvmlDeviceGetUUID
     pci_bus_id: str | None = None  #: nvmlDeviceGetPciInfo, as sysfs writes it
-    processes: tuple[NvmlProcess, ...] = ()  #: a process in two lists is there twice
-    error: str | None = None  #: why some are not known
+    processes: tuple[NvmlProcess, ...] = ()  #: a process in two lists occurs twice
+    error: str | None = None  #: why some processes are not known
     is_lost: bool = False  #: the error is a fault of the GPU
     load: NvmlLoad = NO_LOAD
 
 
 @dataclass(frozen=True, kw_only=True)
 class NvmlAnswer:
-    """Whether NVML answered; where it did not its lists are None."""
+    """Whether NVML answered; if not, the report's lists are None."""
 
     error: str | None = None  #: why not
-    remedy: str | None = None  #: of the error; None: none is known
-    is_late: bool = False  #: it did not answer in time
-    has_hung: bool = False  #: the driver holds a child that was killed
+    remedy: str | None = None  #: for the error; None: no remedy is known
+    is_late: bool = False  #: NVML did not answer in time
+    has_hung: bool = False  #: the driver blocks a child that was killed
 
     @property
     def said(self) -> str | None:
-        """The error with its remedy, on one line; None: there is no error."""
+        """The error with its remedy, on one line; None: no error."""
         return f"{self.error}; {self.remedy}" if self.error and self.remedy else self.error
 
 
@@ -93,7 +93,7 @@ R = TypeVar("R", NvmlReport, ProcessReport)
 
 
 def read_report(kind: type[R], text: str) -> R:
-    """Read a report in JSON. Raises ValueError, one line, on anything else."""
+    """Read a report from JSON. Raises ValueError, one line, on anything else."""
     report = loads(kind, text, "NVML's report")
     if len({gpu.index for gpu in report.gpus or ()}) < len(report.gpus or ()):
         raise ValueError("NVML's report has two GPUs of one index")

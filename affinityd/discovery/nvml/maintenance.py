@@ -1,4 +1,4 @@
-"""Maintenance of NVIDIA's driver: NVML is not called meanwhile, since it uses the driver.
+"""Maintenance of NVIDIA's driver, in which NVML must not be called, since it uses the driver.
 
 A module in use is not unloaded, and a GPU in use is neither reset nor given another MIG mode.
 Sources: NVIDIA/mig-parted deployments/systemd/{hooks.sh,service.sh,README.md} and
@@ -23,13 +23,14 @@ HOLD = "/run/affinityd/hold"
 
 _any = re.compile(b"").search
 _nvidias_module = re.compile(b"nvidia").search
-#: A reset, MIG modes, GPU and compute instances, a GPU that is taken off the bus.
+#: Words of nvidia-smi that reset a GPU, take it off the bus, or change MIG modes, GPU or compute
+#: instances.
 _changes = re.compile(
     rb"\0(?:-r|--gpu-reset|-mig|--multi-instance-gpu|-[cd][gc]i|drain)(?:[\0=]|$)"
 ).search
 
-#: The first 15 bytes of a program's name → words of its command line that change a driver
-#: or a GPU. Not nvidia-mig-manager, nvidia-driver nor nvidia-persistenced: they always run.
+#: The first 15 bytes of a program's name → words of its command line that change a driver or a GPU.
+#: Not nvidia-mig-manager, nvidia-driver and nvidia-persistenced: they always run.
 WORKERS = {
     b"nvidia-mig-part": _any,
     b"nvidia-installe": _any,
@@ -56,15 +57,15 @@ class DriverMaintenance:
     def reason(self) -> str | None:
         """Return why NVML must not be called now, and what ends that; None: it may be called."""
         state = text(f"{self._sys}/module/nvidia/initstate")
-        if state not in {"", "live"}:  # "": it is not loaded, or built into the kernel
+        if state not in {"", "live"}:  # "": the module is not loaded, or built into the kernel
             return f"NVIDIA's driver is {state}: it is being replaced"
         if os.path.lexists(self._hold):
             name = text(self._hold).partition("\n")[0].strip()
             by = f" by {quote(name)}" if name else ""
             return f"NVML calls are on hold{by}, until {self._hold} is removed"
         # A process is read when it is new, and once more, as it may have been about to call
-        # execve(2): reading all processes each time would take most of a scan. A process that
-        # becomes such a program later, without fork(2), is missed.
+        # execve(2): reading all processes each time would take most of a scan. A process that later
+        # becomes such a program, without fork(2), is missed.
         there = {name for name in listed(self._proc) if name.isdigit()}
         unread = there - self._seen_twice
         self._seen_twice = there & self._seen_once
@@ -77,10 +78,10 @@ class DriverMaintenance:
 
 
 def _works(pid: str, proc: str) -> bool:
-    """Whether root's process changes a driver; other users may give a program any name."""
+    """Whether a process of root changes a driver; other users may give a program any name."""
     changes = WORKERS.get((content(f"{proc}/{pid}/comm") or b"").rstrip(b"\n"))
-    # The uid first: another user's command line may be on a file system that hangs.
+    # Check the uid first: another user's command line may be on a file system that hangs.
     if changes is None or uid_of(int(pid), proc) != ROOT:
         return False
-    words = content(f"{proc}/{pid}/cmdline")  # a zombie has none
+    words = content(f"{proc}/{pid}/cmdline")  # empty for a zombie
     return bool(words and changes(words))

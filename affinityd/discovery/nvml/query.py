@@ -1,8 +1,8 @@
 """NVML, called by short-lived children: facts about GPUs, and the processes that use them.
 
 A process that holds NVML open blocks GPU resets, MIG changes and driver upgrades, and a faulty
-driver hangs or crashes its caller. So a child starts NVML, reads, shuts it down, hands over a
-report and ends; the caller never loads the library.
+driver hangs or crashes its caller. So a child starts NVML, reads, shuts it down, prints a report
+and ends; the caller never loads the library.
 
 This is the only importer of pynvml, the module that the distribution nvidia-ml-py provides.
 Sources: nvml.h on nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses and
@@ -40,9 +40,9 @@ from affinityd.text import printable
 
 T = TypeVar("T")
 
-#: Isolated (-I), so neither the environment nor the working folder brings code into the child; it
-#: imports from where its parent does. The timer ends a child that hangs although its parent has
-#: ended. A driver library's stdout goes to stderr.
+#: Isolated (-I): neither the environment nor the working folder brings code into the child; it
+#: imports from where its parent does. The timer ends a hanging child whose parent has ended. A
+#: driver library's stdout goes to stderr.
 CODE = (
     "import importlib, os, signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
     "sys.stdout = open(os.dup(1), 'w', encoding='utf-8', errors='replace'); os.dup2(2, 1); "
@@ -66,7 +66,7 @@ FAULTS = {8, 10, 11, 15, 16, UNKNOWN_ERROR}
 
 
 class _UncountedError(Exception):
-    """NVML does not count the GPUs; one line with the reason."""
+    """NVML does not count the GPUs; the message is the reason, one line."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +74,19 @@ class NvmlDevice:
     """A GPU or MIG device to query: a query that fails loses only its own answer."""
 
     nvml: ModuleType
-    handle: object  #: None: NVML gives none, and `errors` have the reason
-    errors: dict[str, int]  #: with their nvmlReturn_t, also those of its MIG devices
+    handle: object  #: None: NVML has none, and `errors` says why
+    errors: dict[str, int]  #: message → nvmlReturn_t, also of its MIG devices
 
     def query(self, question: Callable[..., T], *arguments: object) -> T | None:
-        """Return the answer; None: there is none, and `errors` has the reason if it is a fault."""
+        """Return the answer; None: there is none, and a fault is noted in `errors`."""
         try:
             return question(self.handle, *arguments) if self.handle is not None else None
         except self.nvml.NVMLError as error:
-            # A feature that the GPU or driver lacks is no error: NOT_SUPPORTED, NOT_FOUND,
+            # It is no error if the GPU or driver lacks a feature: NOT_SUPPORTED, NOT_FOUND,
             # FUNCTION_NOT_FOUND.
             if error.value not in {3, 6, 13}:
                 self.errors[str(error)] = error.value
-        except ValueError as error:  # text of a faulty GPU that is not UTF-8
+        except ValueError as error:  # a faulty GPU's text is not UTF-8
             self.errors[str(error)] = UNKNOWN_ERROR
         return None
 
@@ -104,7 +104,7 @@ class NvmlDevice:
         return bool(current == self.nvml.NVML_DEVICE_MIG_ENABLE)
 
     def mig_devices(self) -> Iterator[NvmlDevice]:
-        """Yield the MIG devices; most slots for them may be empty."""
+        """Yield the MIG devices; most of their slots may be empty."""
         counts = self.nvml.nvmlDeviceGetMaxMigDeviceCount
         slots = self.query(counts) if self.is_divided() else None
         for slot in range(slots or 0):
@@ -120,7 +120,7 @@ def as_sysfs(bus_id: str) -> str:
 
 
 def query_gpus(timeout: float = 20.0) -> NvmlReport:
-    """Return NVML's report, or why there is none in time. The child is a new interpreter."""
+    """Return NVML's report, or why there was none in time. The child is a new interpreter."""
     return _read(NvmlReport, lambda: _printed(timeout))
 
 
@@ -130,8 +130,8 @@ def main() -> None:
 
 
 def query_processes(timeout: float) -> ProcessReport:
-    """Return NVML's processes, or why there are none in time. The child is a fork."""
-    with suppress(ImportError):  # once, for all forks
+    """Return NVML's processes, or why there were none in time. The child is a fork."""
+    with suppress(ImportError):  # imported once, for all forks
         import pynvml  # noqa: F401, PLC0415
 
     def answer() -> str:
@@ -145,8 +145,8 @@ def _read(report: type[R], answer: Callable[[], str]) -> R:
     try:
         return read_report(report, answer())
     except TimeoutError:
-        # Not hung: the driver holds a killed child for seconds also while a GPU is initialized. A
-        # child that is still held at the next query is another error.
+        # Not hung: the driver blocks a killed child for seconds also while a GPU is initialized. A
+        # child that is still blocked at the next query is another error.
         return report(gpus=None, error="NVML did not answer in time", is_late=True)
     except AffinityError as error:
         return report(gpus=None, error=f"NVML {error}", has_hung=bool(stuck))
@@ -168,7 +168,7 @@ def _printed(timeout: float) -> str:
 
 
 def _answer(report: type[R], read: Callable[[ModuleType], R]) -> str:
-    """Start NVML, let it be read, and shut it down; return the report in JSON."""
+    """Start NVML, read it, and shut it down; return the report in JSON."""
     try:
         import pynvml  # noqa: PLC0415 - an extra, slow to import, and needed in a child alone
     except ImportError:
@@ -265,19 +265,19 @@ def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
     uuid = gpu.uuid()
     pci_bus_id = gpu.pci_bus_id()
     is_divided = gpu.is_divided()
-    # Only a privileged process may query a divided GPU itself, and no process runs outside its
+    # Only a privileged process may query a GPU in MIG mode itself, and no process runs outside its
     # MIG devices.
     parts: list[tuple[NvmlDevice, str | None]] = [(gpu, None)]
     if is_divided:
         parts = [(part, part.uuid()) for part in gpu.mig_devices()]
     return GpuProcesses(
         index,
-        uuid=uuid and printable(uuid),  # as discovery has it, for comparison
+        uuid=uuid and printable(uuid),  # printable, as discovery keeps it, so that they compare
         pci_bus_id=pci_bus_id,
         processes=tuple(chain.from_iterable(_listed(part, mig) for part, mig in parts)),
         error=next(iter(gpu.errors), None),
         is_lost=not FAULTS.isdisjoint(gpu.errors.values()),
-        load=_load(NvmlDevice(gpu.nvml, gpu.handle, {})),  # an error here must not hide processes
+        load=_load(NvmlDevice(gpu.nvml, gpu.handle, {})),  # a failure must not hide processes
     )
 
 
@@ -292,7 +292,7 @@ def _load(gpu: NvmlDevice) -> NvmlLoad:
 
 
 def _listed(device: NvmlDevice, mig: str | None) -> Iterator[NvmlProcess]:
-    """Yield a device's processes; without the list of computing processes, note an error."""
+    """Yield a device's processes; note an error if there is no list of computing processes."""
     nvml = device.nvml
     lists = {
         "compute": device.query(nvml.nvmlDeviceGetComputeRunningProcesses_v3),

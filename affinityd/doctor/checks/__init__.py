@@ -20,11 +20,11 @@ from affinityd.errors import InvalidRequestError
 
 @dataclass(frozen=True)
 class Check:
-    """A check; it has a result for any machine."""
+    """A check; it has a result on any machine."""
 
     run: Callable[[NodeFacts], CheckResults]
     looks_at: str
-    nvml: bool = False  #: it needs NVML's report
+    nvml: bool = False  #: whether it needs NVML's report
 
 
 CHECKS: Mapping[str, Check] = {

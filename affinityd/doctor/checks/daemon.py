@@ -71,14 +71,14 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
 
 def _published(socket: Path) -> Node | str:
     file = socket.with_name(NODE_FILE)
-    try:  # it may not be allowed to ask whether the file exists
+    try:  # this process may not be allowed to see whether the file exists
         return read_node(file) if file.exists() else "there is none"
     except (OSError, ValueError) as error:
         return _reason(error)
 
 
 def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, OSError) and error.strerror:  # a path that is too long has no errno
+    if isinstance(error, OSError) and error.strerror:  # "path too long" has no errno
         return error.strerror
     return str(error)
 
@@ -148,7 +148,7 @@ OUR_VARIABLES = (
     "AFFINITYD_VISIBLE_MEMORY_NODES",
     "AFFINITYD_WARNINGS",
 )
-RANKS = f"{config.PREFIX}RANK_"  #: of the `shell` format, as AFFINITYD_RANK_0_CPULIST
+RANKS = f"{config.PREFIX}RANK_"  #: `shell` format: AFFINITYD_RANK_0_CPULIST
 
 
 def variables(facts: NodeFacts) -> CheckResults:
@@ -157,7 +157,7 @@ def variables(facts: NodeFacts) -> CheckResults:
         name = variable.upper()
         if variable in OUR_VARIABLES or name.startswith(RANKS):
             continue
-        # Kubernetes gives pods …_SERVICE_HOST and …_PORT of a Service.
+        # Kubernetes sets …_SERVICE_HOST and …_PORT for a Service.
         if where == ENVIRONMENT and {"SERVICE", "PORT"} & {*name.split("_")}:
             continue
         if variable in removed.VARIABLES:
@@ -206,7 +206,7 @@ def _wrong_modes(path: Path) -> Iterator[str]:
     for place in (*reversed(path.parents), path):
         try:
             mode = stat.S_IMODE(place.stat().st_mode)
-        except OSError:  # it does not exist, or is hidden
+        except OSError:  # the folder does not exist, or is hidden
             return
         needed = stat.S_IXOTH
         if place == path:
@@ -237,7 +237,7 @@ def _machine_words(topology: Topology) -> Mapping[str, str]:
 
 
 def _difference(node: Node, topology: Topology) -> str:
-    """Return why node.json seems to be of another machine; empty: it does not."""
+    """Return why node.json seems to describe another machine; empty: it does not."""
     published = _machine_words(node.topology)
     for fact, here in _machine_words(topology).items():
         if published[fact] != here:
@@ -248,7 +248,7 @@ def _difference(node: Node, topology: Topology) -> str:
 
 
 def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
-    """Judge whether node.json, from which ranks plan without the daemon, is of this machine."""
+    """Judge whether node.json, from which ranks plan without the daemon, describes this machine."""
     node = daemon.published
     fault = ""
     if isinstance(node, Node):

@@ -72,7 +72,7 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
 
 
 def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
-    """Return each present CPU that is offline → its node, by its folder; None: unknown."""
+    """Return present CPUs that are offline → their nodes, by their folders; None: unknown."""
     present = read_cpus(facts.tree, f"{CPUS}/present") or frozenset()
     offline = {}
     for cpu in sorted(present - facts.topology.online):
@@ -95,7 +95,7 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
     for nic, port in usable:
         if all(topology.nearness(gpu, nic) == SYS for gpu in gpus):
             lone.append(f"{port.device} port {port.number}")
-    if lone and far:  # where each GPU has a near device, the others are for storage
+    if lone and far:  # if each GPU has a near device, the others are for storage
         yield warn(
             f"on another NUMA node than every GPU: {', '.join(lone)}",
             "move the adapter to a slot of a node with GPUs; leave it if it is for storage",

@@ -32,7 +32,7 @@ def numa_balancing(facts: NodeFacts) -> CheckResults:
     value = read_number(facts.tree, "proc/sys/kernel/numa_balancing")
     if value is None:
         raise NotApplicableError("there is no kernel.numa_balancing to read")
-    unmaps_pages = value & 1  # the bit 2 is of memory tiers
+    unmaps_pages = value & 1  # bit 1; bit 2 is about memory tiers
     if unmaps_pages and facts.has_several_nodes:
         if not facts.topology.gpus:
             raise NotApplicableError(f"kernel.numa_balancing is {value}, and there is no GPU")
@@ -45,7 +45,7 @@ def numa_balancing(facts: NodeFacts) -> CheckResults:
 
 
 def isolcpus(facts: NodeFacts) -> CheckResults:
-    """Judge whether the kernel keeps its scheduler or tick from CPUs that ranks are given."""
+    """Judge whether the kernel's scheduler or tick leaves out CPUs that ranks get."""
     isolated = read_cpus(facts.tree, f"{CPUS}/isolated")
     without_tick = read_cpus(facts.tree, f"{CPUS}/nohz_full")
     if isolated is None and without_tick is None:
@@ -198,14 +198,14 @@ def _job_scopes(facts: NodeFacts, mount: Mount) -> list[str]:
 
 
 def _cgroup2(facts: NodeFacts) -> Mount | None:
-    """Return the mount of cgroup v2 to read: Cilium has another, which may come first."""
+    """Return the mount of cgroup v2 to read: Cilium has a second one, which may come first."""
     mounts = [mount for mount in facts.mounts if mount.kind == "cgroup2"]
 
     def preference(mount: Mount) -> tuple[bool, bool, bool]:
         is_readable = bool(_controllers(facts.tree, mount.point))
         return is_readable, mount.point == "/sys/fs/cgroup", mount.root == "/"
 
-    return max(mounts, key=preference, default=None)  # the first of equal ones
+    return max(mounts, key=preference, default=None)  # among equal ones the first
 
 
 def _controllers(tree: Tree, folder: str) -> list[str]:

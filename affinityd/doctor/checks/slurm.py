@@ -1,7 +1,7 @@
-"""Slurm and jobs with GPUs: where it lets CPU jobs run, and its TaskProlog.
+"""Slurm and jobs with GPUs: which cores CPU jobs may use, and the TaskProlog.
 
-Sources: slurm.conf(5) (RestrictedCoresPerGPU, TaskProlog), scontrol(1); Slurm's
-src/api/job_info.c (CPU_IDs= number the threads core by core, in the order of Cores=).
+Sources: slurm.conf(5) (RestrictedCoresPerGPU, TaskProlog), scontrol(1); Slurm's src/api/job_info.c
+(CPU_IDs= number the threads core by core, in the order of Cores=).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _local_slurm(facts: NodeFacts) -> LocalSlurm:
 
 
 def slurm_conf(facts: NodeFacts) -> CheckResults:
-    """Judge whether Slurm keeps cores near GPUs for jobs with GPUs."""
+    """Judge whether Slurm reserves cores near GPUs for jobs with GPUs."""
     slurm = _local_slurm(facts)
     topology = facts.topology
     node = slurm.nodes(slurm.node_name(topology.name))[0]
@@ -87,7 +87,7 @@ def _has_node(slurm: LocalSlurm, hosts: str, name: str) -> bool:
 
 
 def slurm_scripts(facts: NodeFacts) -> CheckResults:
-    """Judge whether TaskProlog= of slurm.conf runs this version's script, and can run it."""
+    """Judge whether slurm.conf's TaskProlog= runs this version's script, and can run it."""
     config = _local_slurm(facts).scontrol("show", "config")
     setting = re.search(r"^TaskProlog\S*\s*=\s*(/\S+)", config, re.MULTILINE)
     if setting is None:
@@ -100,8 +100,8 @@ def slurm_scripts(facts: NodeFacts) -> CheckResults:
             "put it there, for all users to read and execute, or change slurm.conf",
         )
         return
-    text = content.decode(errors="replace")  # a site's own one may be a program
-    called = re.search(r"/[^\s'\"]+/task_prolog\.sh", text)  # called by a site's own script
+    text = content.decode(errors="replace")  # a site's own TaskProlog may be a program
+    called = re.search(r"/[^\s'\"]+/task_prolog\.sh", text)  # a site's own script may call ours
     if called is not None:
         path = called[0]
         text = facts.tree.read(path.lstrip("/")) or ""

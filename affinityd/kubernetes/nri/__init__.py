@@ -1,4 +1,4 @@
-"""A plugin's life at a runtime: it registers, then answers until the connection is closed.
+"""The session of a plugin with a runtime: it registers, then answers until the runtime disconnects.
 
 Sources: containerd/nri pkg/adaptation/plugin.go, pkg/stub/stub.go. If an answer has an error, the
 runtime does not start the container. So no answer has one: the worst answer is an empty one.
@@ -22,12 +22,12 @@ from affinityd.kubernetes.nri.messages import (
 from affinityd.linux.protobuf import embedded, field, number, read, text
 
 REGISTRATION = 1  #: the stream of the first request
-SEND_SECONDS = 2  #: that the runtime may take to read what is sent
+SEND_SECONDS = 2  #: seconds that the runtime may take to read what is sent
 
-Answer = Callable[[bytes], bytes]  #: of a method: request to response
+Answer = Callable[[bytes], bytes]  #: Answers a method: request to response.
 
 
-#: Keeps an exception inside its block.
+#: Keeps exceptions inside its block.
 Guard = Callable[[], AbstractContextManager[None]]
 #: Returns UpdateContainersRequests by container, and the seconds until the next ones, if any.
 Updates = Callable[[], tuple[float | None, Mapping[str, bytes]]]
@@ -40,15 +40,15 @@ def serve(
     updates: Updates,
     refused: Callable[[str], None],
 ) -> Iterator[None]:
-    """Answer the runtime that listens at a socket; yield once it knows this plugin.
+    """Answer the runtime that listens at a socket; yield once it has registered this plugin.
 
     `refused` is called with each container that the runtime did not update. Ends when the runtime
-    closes the connection. Raises OSError where there is no runtime, ValueError where it does not
-    speak NRI or refuses the plugin.
+    closes the connection. Raises OSError if there is no runtime, ValueError if it does not speak
+    NRI or refuses the plugin.
     """
     trunk = Trunk()
     stream = REGISTRATION
-    sent: dict[int, str] = {}  # the stream of an update → its container
+    sent: dict[int, str] = {}  # stream of an update → container of the update
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(SEND_SECONDS)
         connection.connect(path)
@@ -79,9 +79,9 @@ def serve(
 
 
 def _receive(connection: socket.socket, seconds: float | None) -> bytes | None:
-    """Return what was received; None: nothing within so many seconds."""
+    """Return the received bytes; None: nothing came within so many seconds."""
     if seconds is not None:
-        seconds = max(seconds, 0.01)  # 0 would not wait for requests between two attempts
+        seconds = max(seconds, 0.01)  # with 0 no request would be received between two attempts
     connection.settimeout(seconds)
     try:
         return connection.recv(65536)

@@ -1,8 +1,8 @@
 """The variables, folder and cpuset of a container with GPUs, before it starts. Pure.
 
-In doubt a container gets nothing, and starts as it would without affinityd. Its device files, which
-it may open, say which GPUs it has. CDI names and the variables of container runtimes say so where
-the files are added later. `all`, a folder and the like prove nothing.
+In doubt a container gets nothing, and starts as it would without affinityd. The device files that
+it may open tell which GPUs it has. If the runtime adds the files later, CDI names and the variables
+of container runtimes tell it. `all`, a folder and the like prove nothing.
 
 Sources: NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; its k8s-device-plugin,
 "deviceListStrategy"; Ascend Docker Runtime, "ASCEND_VISIBLE_DEVICES"; the names of DRA drivers.
@@ -29,7 +29,7 @@ from affinityd.request.task import Task, gpus_seen
 from affinityd.topology.model import Gpu, Node
 from affinityd.topology.nearness import UNKNOWN, near_nodes, placement, vicinity
 
-CDI_ANNOTATION = "cdi.k8s.io/"  #: begins the annotations that name CDI devices
+CDI_ANNOTATION = "cdi.k8s.io/"  #: prefix of annotations that name CDI devices
 
 #: Device files; the first kind that a container has counts: NVIDIA's driver also brings render
 #: nodes.
@@ -44,13 +44,13 @@ CDI_PATTERNS = (
     (re.compile(r"k8s\.gpu\.[a-z.]+/claim=.*-gpu-([0-9]+)", re.ASCII), "minor:"),
     (re.compile(r"[a-z0-9.-]+/(?:gpu|mig|npu)=([0-9]+|GPU-.+|MIG-.+)", re.ASCII), ""),
 )
-#: Device files that only a privileged container has: it has all others, too.
+#: Device files that only a privileged container has, which has all others, too.
 PRIVILEGED_FILES = frozenset(("/dev/mem", "/dev/kmsg"))
-#: Annotation of a container that was placed at its creation: its CPUs, and their locality.
+#: Annotation of a container that was placed when created: its CPUs, and their locality.
 PLACED_ANNOTATION = "affinityd/placed"
 
-#: The outcome of a request. "left": the container runs, and its spec lists no device file of its
-#: GPUs. "unplaced" is final: a choice is unknown, or the node of a GPU is.
+#: The outcome of a request. "left": the container is running, and its spec lists no device file of
+#: its GPUs. "unplaced" is final: a choice is not valid, or the node of a GPU is not known.
 Outcome = Literal[
     "pinned",
     "kept",
@@ -66,7 +66,7 @@ Outcome = Literal[
 
 
 def granted(container: Container) -> str:
-    """Return the container's GPUs, separated by commas; "" where it has none, or none is known."""
+    """Return the container's GPUs, separated by commas; "" if it has none, or none is known."""
     gpus = _by_files(container) or _by_cdi(container) or _by_mounts(container)
     if gpus:
         return ",".join(gpus)
@@ -81,7 +81,7 @@ def granted(container: Container) -> str:
 def hides_gpus(container: Container) -> bool:
     """Return whether a container may have a GPU that `granted` does not find.
 
-    A privileged container has every device file; CDI names may have a form that is not known here.
+    A privileged container has every device file; CDI names may have an unknown form.
     """
     if _is_privileged(container) or container.cdi_devices:
         return True
@@ -93,7 +93,7 @@ def _is_privileged(container: Container) -> bool:
 
 
 def _lists_gpus(container: Container, gpus: int) -> bool:
-    """Return whether its spec lists the device files of so many GPUs.
+    """Return whether the container's spec lists the device files of so many GPUs.
 
     On cgroup v2 any change of a running container's cpuset may make systemd allow only the spec's
     devices: a GPU that libnvidia-container added beside the spec would be lost
@@ -123,7 +123,7 @@ def _by_files(container: Container) -> list[str]:
 
 
 def _files_of(container: Container, pattern: re.Pattern[str], kind: str) -> list[str]:
-    """Return the device files of one kind, each as the name of a GPU."""
+    """Return the device files of one kind, each as a GPU name."""
     gpus = []
     for path in container.devices:
         match = pattern.fullmatch(path)
@@ -162,11 +162,11 @@ class Adjustment:
 
     outcome: Outcome
     environment: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None  #: the node's folder, mounted read only; None: none is
-    cpus: CpuSet = frozenset()  #: its cpuset; empty: unchanged
-    memory_nodes: CpuSet = frozenset()  #: of its cpuset; empty: unchanged
+    folder: str | None = None  #: the node's folder, mounted read only; None: no folder
+    cpus: CpuSet = frozenset()  #: the container's new cpuset; empty: unchanged
+    memory_nodes: CpuSet = frozenset()  #: NUMA nodes of that cpuset; empty: unchanged
     note: str = ""  #: for the log; empty: the container is not worth a line
-    locality: str = ""  #: of its CPUs, one of `nearness.PLACEMENTS`
+    locality: str = ""  #: locality of its CPUs, one of `nearness.PLACEMENTS`
 
 
 def adjust(
@@ -183,9 +183,9 @@ def adjust(
 ) -> Adjustment:
     """Return the changes to a container with these GPUs.
 
-    `within` and `memory`: the CPUs and the NUMA nodes that its pod may use, None if they are not
-    known. `runs`: it runs already. Raises AffinityError where no plan can be made: for a GPU that
-    this node does not have, or if no CPU is allowed.
+    `within` and `memory`: the CPUs and NUMA nodes that its pod may use, None if not known. `runs`:
+    the container is running. Raises AffinityError if no plan can be made: for a GPU that this node
+    does not have, or if no CPU is allowed.
     """
     word = config.least_switch(
         node.switch,
@@ -194,7 +194,7 @@ def adjust(
     )
     if word == config.OFF:
         return Adjustment("off")
-    # The cpuset is another program's: kubelet's static policy gives every container one.
+    # The cpuset belongs to another program: kubelet's static policy gives every container one.
     is_taken = bool(container.cpus)
     cpuset = parse_list(container.cpus)
     usable = within
@@ -266,11 +266,11 @@ def _planned(
     granted: str,
     within: CpuSet | None,
 ) -> Reply:
-    """Return the plan: all CPUs near its GPUs, and others if it asked for more.
+    """Return the plan: all CPUs near its GPUs, and far ones if it asked for more.
 
-    Others also if the near CPUs are too few for all containers with GPUs there. A container without
-    a request counts as if it had asked for its GPUs' part of the node's CPUs, or for all that its
-    pod asked for.
+    Far ones also if the near CPUs are too few for all containers with GPUs there. A container
+    without a request counts as if it had asked for its GPUs' part of the node's CPUs, or for all
+    that its pod asked for.
     """
     task = Task(granted=granted, nvidia_visible=listed(container), cpuset=within)
     ranks = gpus_seen(node.topology, task).by_index.values()
@@ -278,13 +278,13 @@ def _planned(
     if not gpus:
         return answer(node, Request(task, options=replace(options, cpus=None)))
     near = {near_nodes(node.topology, rank.gpu) for rank in ranks}
-    # The containers of the other GPUs on these nodes may have requested as much for each.
+    # The containers of the other GPUs on these nodes may have requested as much for each GPU.
     others = sum(near_nodes(node.topology, gpu) in near for gpu in node.topology.gpus)
     together = -(-container.shares * others // (CPU_SHARES * gpus))  # rounded up, as `others` is
     cpus = container.asked
     if not cpus:
         cpus = pod.asked
-        if options.mode == "node":  # other modes say it themselves
+        if options.mode == "node":  # the reasons of other modes say it themselves
             part = -(-len(node.usable) * gpus // len(node.topology.gpus))
             cpus = max(part, cpus)
     each = -(-max(cpus, together) // len(ranks))
@@ -308,7 +308,7 @@ def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict
 
 
 def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[str, str]:
-    """Return the variables of libraries for one rank: for devices that its container can open."""
+    """Return one rank's NIC variables of libraries, for devices that its container can open."""
     files = {path.removeprefix("/dev/infiniband/") for path in container.devices}
     ports = []
     for port in reply.rdma:
@@ -328,7 +328,7 @@ def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[s
 
 
 def _folder(pod: Pod, container: Container, rules: Rules) -> str | None:
-    """Return the folder of the daemon's socket, if the namespace is listed and nothing is there."""
+    """Return the folder of the socket, if the namespace is listed and nothing is mounted there."""
     if not rules.of_namespace(pod.namespace):
         return None
     for path in container.mounts:

@@ -1,7 +1,7 @@
-"""The choices of a site, a namespace and a pod for the pod's containers: one reader for all. Pure.
+"""The choices of a site, a namespace and a pod for the pod's containers, all read alike. Pure.
 
 A namespace's choices are its pods' defaults. A pod has annotations like affinityd/mode: socket, and
-the label affinityd, which is the choice `switch`, too.
+the label affinityd, which is the choice `switch`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from affinityd.request.parameters import parse_request, suggestion
 from affinityd.text import quote
 
 LABEL = "affinityd"  #: label of a pod: on, observe or off
-ANNOTATION = "affinityd/"  #: begins the names of a pod's choices
+ANNOTATION = "affinityd/"  #: prefix of the annotations with a pod's choices
 CHOICES = ("switch", "mode", "nics", "memory")
 
 
@@ -28,8 +28,8 @@ class Choices:
 
     switch: str = config.ON
     options: Options = field(default_factory=lambda: Options(mode="node"))
-    nics: str = ""  #: libraries that are told the NICs near a GPU, like `ucx,nccl`
-    binds_memory: bool = False  #: to the NUMA nodes near its GPUs
+    nics: str = ""  #: libraries whose variables name the NICs near a GPU, like `ucx,nccl`
+    binds_memory: bool = False  #: whether its memory is bound to the NUMA nodes near its GPUs
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Rules:
     """The settings of the plugin."""
 
     namespaces: Mapping[str, Choices]
-    folder: str | None = None  #: of the daemon's socket, on the node; None: it is not mounted
-    default: Choices = Choices()  #: of pods in namespaces that are not listed
-    without_request: str = "share"  #: or "keep": the CPUs of a container without a CPU request
-    #: Returns the files in /dev/infiniband of an RDMA device.
+    folder: str | None = None  #: folder of the daemon's socket on the node; None: it is not mounted
+    default: Choices = Choices()  #: for pods in namespaces that are not listed
+    without_request: str = "share"  #: the CPUs of a container without a CPU request, or "keep"
+    #: Returns the names of an RDMA device's files in /dev/infiniband.
     verbs: Callable[[str], Collection[str]] = lambda _device: ()
 
     def of_namespace(self, name: str) -> Choices | None:
         """Return the choices of a namespace; None: it is not listed."""
         choices = self.namespaces.get(name)
-        if choices is None and name != "kube-system":  # `*` leaves it out
+        if choices is None and name != "kube-system":  # `*` does not include it
             choices = self.namespaces.get("*")
         return choices
 
@@ -58,7 +58,7 @@ def is_chosen(pod: Pod, rules: Rules) -> bool:
 
 
 def choices_of(pod: Pod, rules: Rules) -> Choices:
-    """Return the choices that count for a pod. Raises InvalidRequestError for a wrong value."""
+    """Return the choices that apply to a pod. Raises InvalidRequestError for a wrong value."""
     default = rules.of_namespace(pod.namespace)
     annotated = {
         name.removeprefix(ANNOTATION): text

@@ -1,6 +1,6 @@
 """The messages of NRI that a plugin needs, and the bytes on its socket. Pure.
 
-No library, because: neither NRI nor its ttrpc has one for Python. One of containerd's own would be
+No library, because: neither NRI nor ttrpc has one for Python. One by containerd's authors would be
 taken. `linux/protobuf` has the figures of Protocol Buffers.
 
 Sources: containerd/nri pkg/api/api.proto, whose field numbers these are, and
@@ -17,28 +17,28 @@ from typing import Any
 
 from affinityd.linux.protobuf import Message, embedded, field, messages, number, read, text, texts
 
-CREATED = 5  #: of a container: the event's number in a StateChangeEvent
+CREATED = 5  #: a container's event, by its number in a StateChangeEvent
 REMOVED = 11
-CPU_SHARES = 1024  #: of one CPU that was requested
-MOUNT_POINT = "/run/affinityd"  #: where programs look for the daemon's socket
+CPU_SHARES = 1024  #: shares for each requested CPU
+MOUNT_POINT = "/run/affinityd"  #: folder in which programs look for the daemon's socket
 
 
 @dataclass(frozen=True)
 class Pod:
-    """The facts of a pod that are needed."""
+    """The facts of a pod that are needed here."""
 
     id: str
     namespace: str
     name: str
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
-    cgroup: str  #: the parent of its containers' cgroups; with systemd only the last part, a slice
-    asked: int  #: the CPUs of its request or limit: its own, or the sum of its containers'
+    cgroup: str  #: parent of its containers' cgroups; with systemd only the slice's name
+    asked: int  #: the CPUs of the pod's own request or limit, or the sum of its containers'
 
 
 @dataclass(frozen=True)
 class Container:
-    """A container as the runtime has it, including the changes of other plugins."""
+    """A container as the runtime describes it, including the changes of other plugins."""
 
     id: str
     pod: str  #: the id of its pod
@@ -47,8 +47,8 @@ class Container:
     annotations: Mapping[str, str]
     mounts: tuple[str, ...]  #: their destinations
     devices: tuple[str, ...]  #: device files
-    cdi_devices: tuple[str, ...]  #: CDI names; older runtimes tell none
-    shares: int  #: cpu.shares of its request, CPU_SHARES for each CPU; 0: it requested none
+    cdi_devices: tuple[str, ...]  #: names of CDI devices; older runtimes do not send them
+    shares: int  #: cpu.shares of its request, CPU_SHARES for each CPU; 0: no request
     limit: int | None  #: CPUs, rounded up
     cpus: str  #: its cpuset; empty: the runtime sets none
     memory_nodes: str  #: of its cpuset
@@ -56,12 +56,12 @@ class Container:
 
     @property
     def requested(self) -> int | None:
-        """The CPUs that it requested, rounded up."""
+        """The number of CPUs that it requested, rounded up."""
         return -(-self.shares // CPU_SHARES) or None
 
     @property
     def asked(self) -> int:
-        """The CPUs that it needs: the larger one of its request and its limit; 0: it has none."""
+        """The number of CPUs that it needs: the larger of request and limit; 0: neither is set."""
         return max(self.requested or 0, self.limit or 0)
 
 
@@ -80,7 +80,7 @@ def updating(request: bytes) -> tuple[Pod, Container]:
 
 
 def listed(request: bytes) -> tuple[list[tuple[Pod, Container]], bool]:
-    """Return the living containers of a SynchronizeRequest with their pods, and if more follow."""
+    """Return a SynchronizeRequest's living containers with their pods, and whether more follow."""
     whole = read(request)
     pods = {text(pod, 1): _pod(pod) for pod in messages(whole, 1)}
     alive = []
@@ -135,7 +135,7 @@ def _resources(resources: Message) -> dict[str, Any]:
     quota = number(embedded(cpu, 2), 1)
     period = number(embedded(cpu, 3), 1)
     limit = None
-    if 0 < quota < 1 << 63 and period:  # larger numbers are negative: there is no quota
+    if 0 < quota < 1 << 63 and period:  # negative numbers, read as unsigned, are larger: no quota
         limit = -(-quota // period)
     return {
         "shares": shares,
@@ -156,7 +156,7 @@ def adjusted(
     memory_nodes: str = "",
     annotations: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a CreateContainerResponse. What is empty or None stays as it is."""
+    """Return a CreateContainerResponse. Values that are empty or None change nothing."""
     changes = b""
     for name, value in (annotations or {}).items():
         changes += field(2, _pair(name, value))
@@ -182,7 +182,7 @@ def _pair(name: str, value: str) -> bytes:
 
 
 def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = True) -> bytes:
-    """Return cpusets by container's id; `more` follow; `may_fail`: refusals are not reported."""
+    """Return cpusets by container id; `more`: not the last; `may_fail`: report no refusals."""
     response = b""
     for container, cpus in cpus_of.items():
         cpuset = field(2, field(1, field(2, field(6, cpus))))
@@ -192,13 +192,13 @@ def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = 
     return response
 
 
-PLUGIN = 1  #: connections, by the side that answers
+PLUGIN = 1  #: numbers of connections: PLUGIN answers the runtime, RUNTIME the plugin
 RUNTIME = 2
 REQUEST = 1  #: kinds of messages
 RESPONSE = 2
 
-FRAME = Struct(">II")  #: before a part of a message: its connection, and its length
-HEAD = Struct(">IIBB")  #: before a message's data: its length, stream, kind and flags
+FRAME = Struct(">II")  #: head of each part of a message: connection, and length of the part
+HEAD = Struct(">IIBB")  #: head of a message: length of its data, stream, kind and flags
 MAX_DATA = 4 * 2**20  #: bytes of a message's data
 #: Bytes in a frame that is sent. The runtime reads into a buffer of Go's bufio, and closes the
 #: connection if a frame is longer.
@@ -216,7 +216,7 @@ class Ttrpc:
 
 
 class Trunk:
-    """Puts the received parts of messages together."""
+    """Joins the received parts of messages."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -229,7 +229,7 @@ class Trunk:
         while (body := _body(self._received, FRAME, MAX_DATA + HEAD.size)) is not None:
             connection, _ = FRAME.unpack_from(self._received)
             del self._received[: FRAME.size + len(body)]
-            parts = self._parts.get(connection, bytearray())  # data of other connections is dropped
+            parts = self._parts.get(connection, bytearray())  # other connections are ignored
             parts += body
             while (payload := _body(parts, HEAD, MAX_DATA)) is not None:
                 _, stream, kind, _ = HEAD.unpack_from(parts)
@@ -249,7 +249,7 @@ def packed(message: Ttrpc) -> bytes:
 
 
 def _body(data: bytearray, head: Struct, most: int) -> bytes | None:
-    """Return the bytes behind a head that has their length; None: some have not arrived yet."""
+    """Return the bytes after a head that states their length; None: some have not arrived yet."""
     if len(data) < head.size:
         return None
     length_field = data[4:8] if head is FRAME else data[:4]

@@ -38,14 +38,14 @@ HEADERS = {
     "vary": "accept",
 }
 
-#: The options that two plans, side by side, may differ in.
+#: The options in which two plans, side by side, may differ.
 COMPARED_OPTIONS = ("mode", "scope", "multithreading", "balanced", "share")
 
 
 def page_routes(
     watcher: TopologyWatcher, settings: Settings, listed: Callable[[], str]
 ) -> list[Route]:
-    """Return / with the page for browsers, or what `listed` returns for others, and its files."""
+    """Return / and its files: browsers get the page, other clients what `listed` returns."""
     last: tuple[Node, str] | None = None
 
     async def root(request: Request) -> Response:
@@ -53,7 +53,7 @@ def page_routes(
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(listed(), headers={"vary": "accept"})
         await watcher.refresh()
-        if last is None or last[0] is not watcher.node:  # else plans would wait for each page
+        if last is None or last[0] is not watcher.node:  # made once: plans would wait
             last = watcher.node, page(watcher.node, settings)
         return HTMLResponse(last[1], headers=HEADERS)
 
