@@ -52,8 +52,7 @@ class OneOf:
     """Annotates a text that is one of these words: OpenAPI lists them, and readers refuse others.
 
     typing.Literal would repeat the words that constants and tables (as that of the modes) already
-    hold, and every variable on a word's way to a document would need that type: tried, it was
-    longer.
+    hold, and every variable on a word's way to a document would need that type.
     """
 
     words: tuple[str, ...]

@@ -20,8 +20,7 @@ ORPHAN = "orphan"  #: a process holds the GPU, and no job owns that process
 WAITING = "waiting"  #: a process waits long for CPUs
 RESERVED = "reserved"  #: a job has the GPU, and no process uses it
 IDLE = "idle"  #: no process uses the GPU
-#: States of a GPU, the worst first. Those not defined here are the worst placement of its
-#: processes.
+#: States of a GPU, the worst first. Those not defined here are placements of processes.
 STATES = (LOST, REMOTE, MIXED, ORPHAN, WAITING, UNPINNED, UNKNOWN, LOCAL, RESERVED, IDLE)
 FINDING_STATES = STATES[:7]
 #: State → its letter in the history; a minute without a scan has a dot.

@@ -60,8 +60,7 @@ _slurm = re.compile(
     r"(?:/step_(?P<step>[^/]+))?"
 ).search
 _title = re.compile(r"slurmstepd: \[(\d{1,10})\.").match
-#: A pod's folder: a slice with the systemd driver. Without systemd, containerd appends the
-#: container.
+#: A pod's folder: a slice with the systemd driver. Otherwise containerd appends the container.
 _pods = re.compile(
     rf"/(?:(?:kubelet-)?kubepods(?:-burstable|-besteffort|-system)?-pod(?P<slice>{_UID})\.slice"
     rf"(?::[^:/]+:(?P<container>{_ID}))?|pod(?P<folder>{_UID}))(?=/)"

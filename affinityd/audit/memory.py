@@ -137,8 +137,7 @@ class HostMemory:
         if self.allowed is not None and self.allowed.isdisjoint(self.near):
             return ALLOCATION
         policy = self.policy or MemoryPolicy(None)
-        # If a policy has both near and far nodes, the kernel takes near ones first, unless it
-        # interleaves.
+        # If a policy has both near and far nodes, the kernel takes near ones first or in turn.
         is_in_turn = (policy.policy or "").endswith("interleave")
         is_sent = policy.nodes - self.near if is_in_turn else not policy.nodes & self.near
         if policy.nodes and is_sent:

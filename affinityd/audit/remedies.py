@@ -45,8 +45,7 @@ class Remedies:
             self._with_workers.add(process.facts.holder)
             if process.facts.holding is not None:
                 self._holders[process.facts.pid] = process
-        #: Pids whose pin needs --force, as their far threads have another mask than the main
-        #: thread.
+        #: Pids whose pin needs --force: their far threads have another mask than the main thread.
         self._to_force = set()
         for process in scan.processes:
             if process.is_mismatch:

@@ -36,8 +36,7 @@ from affinityd.linux.scheduling import (
 MOST_OTHERS = 64  #: how many other processes are read: those that used most CPU time
 MOST_MASKS = 256  #: how many threads of each are read
 LEAST_PART = 0.005  #: proportion of the interval: a process that ran for less is not listed
-#: Part by which a process may have run longer than its living threads; above it, threads have
-#: ended.
+#: Part by which a process may have run longer than its living threads; otherwise some ended.
 SHORT_LIVED_PART = 0.2
 #: Ticks by which a process and its threads may differ, since they are read one after another.
 LEAST_TICKS = 5
@@ -261,8 +260,7 @@ class WaitMeter:
             is_new = thread.start >= before.time * TICKS
             if waiter_before is not None:
                 is_new = name not in threads_before
-            # A thread that calls execve(2) gets the id and start of the main thread, but not its
-            # times.
+            # A thread that calls execve(2) gets the main thread's id and start, but not its times.
             first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
             last = look.times.get(name)
             if first is not None and last is not None:

@@ -87,8 +87,7 @@ class ProcessPlanner:
     """Plans for running processes; the constructor reads the node."""
 
     chosen: Mapping[str, str]  #: parameters of a plan
-    #: Whether it matters how cores are divided, as the site's settings and the process's variables
-    #: say.
+    #: Whether it matters how cores are divided, by the site's and the process's settings.
     divides: bool
     node: Node = field(default_factory=_known_node)
     context: Callable[[Stat], ProcessContext] = field(default_factory=_cached_contexts)

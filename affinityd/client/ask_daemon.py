@@ -2,8 +2,7 @@
 
 An address is the path of a unix socket, or http://HOST:PORT, whose host is a number: `affinityd
 init`, the only command that asks over TCP, looks names up. The path of a socket is why it is
-trusted: only root can make /run/affinityd, and only the user can make the others that a client
-asks.
+trusted: only root can make /run/affinityd, and only the user can make the other ones.
 
 Every rank would wait for `http.client`, which takes longer to import than Python to start.
 """
@@ -55,8 +54,7 @@ def find_plan(
     """Return the plan of the process that the query is about; times as for `within`.
 
     With `forks`, for a process of one thread, a child reads the machine's files: execve(2) would
-    wait for a thread that is blocked in the kernel. Otherwise call this in `within`. Raises
-    AffinityError.
+    wait for a thread that is blocked in the kernel. Else call it in `within`. Raises AffinityError.
     """
     trouble = None  # keep the error of the first daemon: the second had no time left
     for path in sockets:

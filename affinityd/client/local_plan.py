@@ -1,8 +1,7 @@
 """Planning without a daemon: by its node.json, else by this machine's files.
 
 NVML is called only for a MIG instance, which no file names: otherwise every rank would call it at
-once. Modules that few ranks need are imported in functions, so that the others need not wait for
-them.
+once. Modules that few ranks need are imported in functions, so the others do not wait.
 """
 
 # ruff: noqa: PLC0415, PTH110, PTH118, PTH120 - importing pathlib is slow, too

@@ -280,8 +280,7 @@ def mps_daemon(
 ) -> Mapping[str, str] | None:
     """Return the environment of the MPS daemon that a user's process uses; None: there is none.
 
-    Only the daemons of root and of the user count. Other users cannot read the list of root's
-    daemon.
+    Only the daemons of root and of the user count. The list of root's daemon is hidden from others.
     """
     name = "nvidia-cuda-mps-control"
     folder = root + (environ.get(environment.MPS_PIPE) or "/tmp/nvidia-mps")  # noqa: S108

@@ -47,8 +47,7 @@ def run(
     """
     with log_on_stdout(settings.log_format):
         # With Python's own 5 ms each event of the loop would wait that long for other threads.
-        # Imported modules stay, so a full collection need not scan them: that would be 30 ms
-        # without an answer.
+        # Imported modules stay, so no full collection (30 ms) need scan them.
         sys.setswitchinterval(0.0002)
         gc.freeze()
         gc.enable()

@@ -374,9 +374,8 @@ class NriPlugin:
         return Adjustment(outcome)
 
     def _judge(self, known: Known) -> Adjustment:
-        """Return the outcome for a running container with a cpuset: "pinned" by affinityd?."""
-        # A pod's author cannot set this annotation. A container that was placed while running has
-        # none.
+        """Return the outcome for a running container with a cpuset: "pinned": by affinityd."""
+        # A pod's author cannot set this annotation. One placed while it ran has none.
         cpus = parse_list(known.container.cpus)
         placed, _, locality = known.container.annotations.get(PLACED_ANNOTATION, "").partition(" ")
         if placed == known.container.cpus:

@@ -141,8 +141,7 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
         fields = read_fields(tree, f"{KFD_NODES}/{node}/properties", *kfd_names)
         simds, place, domain, unique_id, minor = (number(fields.get(name)) for name in kfd_names)
         if simds and place is not None:  # the node has no CPU, and no device cgroup hides it
-            # A partition's number is in the highest bits, or in place of the PCI function; the GPU
-            # itself is function 0.
+            # A partition's number is in the highest bits, or in place of the function (0).
             bus = place >> 8 & 0xFF
             slot = place >> 3 & 0x1F
             function = place & 0x7

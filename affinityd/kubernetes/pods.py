@@ -246,8 +246,7 @@ class KubeletPods:
         `names`: of containers, by the runtime. For other containers, if kubelet does not answer,
         its last answer counts, but only for pods of that time: later pods may have been given the
         same devices. Kubelet is not asked if no process is in a pod, and the runtime names no
-        container. Only GPUs of named containers are reserved: kubelet lists pods that have ended,
-        too.
+        container. Only GPUs of named containers are reserved: kubelet also lists ended pods.
         """
         jobs = frozenset(
             process.facts.membership.job for process in processes if is_of_pod(process)

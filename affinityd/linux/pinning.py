@@ -188,8 +188,7 @@ class _Passes:
             if stat is None:
                 return None
             if error.errno == errno.EINVAL and not stat.takes_mask:
-                # Before Linux 6.3 the threads of a process include the workers of io_uring, which
-                # are such.
+                # Before Linux 6.3 workers of io_uring are such threads of their process.
                 reason = "a kernel worker, whose mask the kernel sets"
                 return replace(wish, outcome=LEFT_ALONE, reason=reason)
             name = errno.errorcode.get(error.errno or 0, "")

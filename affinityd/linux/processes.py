@@ -165,8 +165,7 @@ def has_ended(pid: int, start: int, proc: str = PROC) -> bool:
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     """Return a process's threads, the main one first; none if it has ended.
 
-    A thread that ends while they are listed can hide another (kernel fs/proc/base.c `next_tid`):
-    read again.
+    A thread that ends now can hide another (kernel fs/proc/base.c `next_tid`): read again.
     """
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 

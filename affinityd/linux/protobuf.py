@@ -199,8 +199,7 @@ def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
 
 def _request(method: str, message: bytes) -> bytes:
     settings = b"\x00\x01" + bytes(4) + b"\x00\x04" + WINDOW.to_bytes(4, "big")
-    # From the static table: 3 :method POST, 6 :scheme http, 4 :path, 1 :authority. Other headers in
-    # full.
+    # From the static table: 3 :method POST, 6 :scheme http, 4 :path, 1 :authority. Others in full.
     headers = b"\x83\x86" + b"\x04" + _literal(method) + b"\x01" + _literal("localhost")
     for name, value in (("content-type", "application/grpc"), ("te", "trailers")):
         headers += b"\x00" + _literal(name) + _literal(value)

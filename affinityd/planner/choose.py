@@ -33,8 +33,7 @@ def choose_gpus(
     ranks = len(cpus_of_ranks)
     each = gpus_of_each(ranks, len(gpus), each)
     # A list of GPUs is written as a number whose digits are the ranks', so the smaller list is the
-    # smaller number. Of two lists of one rank the smaller has the earliest place that the other
-    # lacks.
+    # smaller number. Of two lists of a rank, the smaller has the first place that differs.
     places = range(len(gpus))
     if each == 1:
         base = len(gpus)

@@ -23,8 +23,7 @@ Division = tuple[tuple[RankGroup, ...], RankCores, str]
 def plan(topology: Topology, demand: Demand) -> Plan:
     """Return the CPUs of every rank of a demand.
 
-    Raises UnsatisfiableError if a rank would have too few cores, or far CPUs that the options
-    forbid.
+    Raises UnsatisfiableError if a rank would have too few cores, or forbidden far CPUs.
     """
     if not demand.allowed:
         raise UnsatisfiableError(
@@ -64,8 +63,7 @@ def _divide_cores(topology: Topology, demand: Demand, mode: PlanMode) -> Divisio
                 first_core = blocks[gpu][0][0]
                 block_groups.append(RankGroup(ranks, blocks[gpu], (first_core.node,)))
             in_blocks = dict(_split(block_groups, options, mode))
-            # Ranks that plan by themselves request share=node: only blocks keep them from
-            # overlapping.
+            # Ranks that plan by themselves request share=node: only blocks keep them apart.
             smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
             if options.share == "node" or smallest >= asked:
                 return tuple(block_groups), in_blocks, "node"

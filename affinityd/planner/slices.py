@@ -46,8 +46,7 @@ def deal(
     dealt = tuple(exchange.dealt)
     if not is_whole or _are_whole(dealt, cores):
         return dealt
-    # Cores may differ in size, for example if a CPU is offline: tasks with smaller cores keep their
-    # slices.
+    # Cores may differ in size, if a CPU is offline: tasks with smaller cores keep their slices.
     largest = max(len(core.cpus) for core in cores)
     small = cpus_of(core for core in cores if len(core.cpus) < largest)
     if small.isdisjoint(frozenset[int]().union(*slices)):

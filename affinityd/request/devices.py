@@ -96,8 +96,7 @@ def number_tiles(seen: VisibleDevices) -> VisibleDevices:
 def find_entries(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...]:
     """Return the device of each entry of a request's `gpus`, in rank order; None means all.
 
-    Raises InvalidRequestError for an entry that can name no GPU, NoSuchGpuError for one that is not
-    visible.
+    Raises InvalidRequestError for an entry that can name no GPU, NoSuchGpuError for a hidden one.
     """
     if names is None:
         if not seen.by_index:

@@ -274,8 +274,7 @@ def _count(environ: Environment, name: str) -> int | None:
 def is_alone(environ: Environment, rank: Rank) -> bool:
     """Return whether a task is its launcher's only one here: all GPUs that it sees are its own.
 
-    So is the first one where no launcher tells the number. A worker of torchrun has the GPU of
-    LOCAL_RANK.
+    So is the first one where no launcher tells the number. torchrun's worker has LOCAL_RANK's GPU.
     """
     if rank.variable == LOCAL_RANK and TORCHRUN in environ:
         return False

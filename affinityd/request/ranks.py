@@ -385,8 +385,7 @@ def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
 def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[Entry, ...]:
     """Return the GPUs of a task's job, by the node's numbering; (): not known.
 
-    They are also unknown if a note of the job does not fit; stated GPUs that do not fit are an
-    error.
+    They are also unknown if a note of the job does not fit; a misfit among stated ones is an error.
     """
     if not task.job:
         return ()

@@ -313,8 +313,7 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
         if variable in task.renumbering:
             why = f"{variable} counts in an order of its own: name the GPU by its PCI bus id"
             return Doubt(why, frozenset(device.gpu.key for device in seen.by_index.values()))
-    # The driver gives each of its GPUs a minor number: a GPU without one is lost, and CUDA may not
-    # count it.
+    # The driver gives each of its GPUs a minor number: a GPU without one is lost.
     of_node = [gpu for gpu in topology.gpus if gpu.vendor == "nvidia"]
     lost = [gpu.index for gpu in of_node if gpu.minor is None]
     if not lost or len(lost) == len(of_node) or not _counts_itself(task):

@@ -41,8 +41,7 @@ class SlurmTask:
     mask: CpuSet | None = None  #: this task's current mask; None: not stated
     pinned: CpuSet = frozenset()  #: CPUs to which affinityd pinned it; empty: it is not pinned
     allowed: CpuSet = frozenset()  #: its CPUs before that pin; with a slice, all CPUs of the task
-    #: whether GPUs are bound to tasks: by Slurm (--gpu-bind, --gpus-per-task), or chosen by
-    #: affinityd
+    #: whether GPUs are bound to tasks: by Slurm (--gpu-bind, --gpus-per-task), or by affinityd
     binds_gpus: bool = False
 
 

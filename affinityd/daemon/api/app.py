@@ -26,8 +26,7 @@ from affinityd.request.document import ProblemDocument
 from affinityd.text import quote
 
 OPENAPI = "/openapi.json"
-#: Requests of one user that are answered in one turn of the loop. With a limit of 1 a job's ranks
-#: would wait.
+#: Requests of one user that are answered in one turn of the loop. With 1 a job's ranks would wait.
 MOST_IN_TURN = 4
 
 

@@ -74,8 +74,7 @@ class Peer:
 def peer_of(accepted: socket.socket) -> Peer | None:
     """Return the peer of a connection; None over TCP.
 
-    Raises OSError if its /proc files cannot be read now, for example when no more files can be
-    opened.
+    Raises OSError if its /proc files cannot be read now, such as for lack of file descriptors.
     """
     if accepted.family != socket.AF_UNIX:
         return None
@@ -266,8 +265,7 @@ def _cpuset_files(membership: bytes) -> tuple[str, ...]:
 def is_foreign(host: str) -> bool:
     """Whether a Host header has a site's name: neither an IP address nor a name without a dot.
 
-    A site can have its name resolve to a user's port forwarding: a browser then sends requests as
-    that user.
+    A site can have its name resolve to a user's port forwarding: a browser then acts as that user.
     """
     name, _, port = host.rpartition(":")
     if not port.isdigit():

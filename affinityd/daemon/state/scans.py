@@ -2,8 +2,7 @@
 
 It is forked before the daemon has threads, so no plan waits for an interpreter that reads thousands
 of processes. Its answers are JSON, metrics and documents as they are served; none is unpickled. It
-ends with the daemon. If the child has ended or hangs, the daemon ends, and its supervisor starts it
-again.
+ends with the daemon. If the child has ended or hangs, the daemon ends, and is restarted.
 
 It is no `Child` of linux/children, which yields one answer and ends: this child is asked for scan
 after scan, and remembers processes from one scan to the next.

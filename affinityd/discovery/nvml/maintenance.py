@@ -23,8 +23,7 @@ HOLD = "/run/affinityd/hold"
 
 _any = re.compile(b"").search
 _nvidias_module = re.compile(b"nvidia").search
-#: Words of nvidia-smi that reset a GPU, take it off the bus, or change MIG modes, GPU or compute
-#: instances.
+#: Words of nvidia-smi that reset a GPU, remove it, or change MIG modes or instances.
 _changes = re.compile(
     rb"\0(?:-r|--gpu-reset|-mig|--multi-instance-gpu|-[cd][gc]i|drain)(?:[\0=]|$)"
 ).search
