@@ -130,8 +130,9 @@ class _Exchange:
         if not best:
             return False
         _, core, cpus = heapq.heappop(best)
-        if len(cpus) > lack:
-            heapq.heappush(best, (True, core, cpus[lack:]))
+        rest = cpus[lack:]
+        if rest:
+            heapq.heappush(best, (True, core, rest))
         self._give(task, cpus[:lack])
         return True
 
