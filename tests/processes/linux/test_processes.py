@@ -1,6 +1,7 @@
 """What /proc tells, of real processes."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.support.children import (
     program,
     threads,
 )
+from tests.support.tiny import printed
 
 #: One thread more, of a name that looks like the end of one; both stay on the first CPU.
 THREAD = """
@@ -145,3 +147,15 @@ def test_the_environment_is_that_of_the_start() -> None:
         assert environment_of(other.pid) == {"A": "1", "": ""}
     assert its.items() >= env.items()
     assert "LATER" not in its
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses its groups")
+def test_a_peer_has_its_own_group_and_the_others() -> None:
+    peer = (
+        "import os, socket\n"
+        "from affinityd.linux.processes import groups\n"
+        "os.setgroups([7, 4294967294])\n"
+        "with socket.socketpair()[0] as connection:\n"
+        "    print(sorted(groups(connection, 5)))\n"
+    )
+    assert printed(sys.executable, "-c", peer) == "[5, 7, 4294967294]\n"
