@@ -119,6 +119,7 @@ class NriPlugin:
         self._listed: list[tuple[Pod, Container]] = []  # parts of a Synchronize
         self._resources: Sequence[ContainerResources] | None = None  # kubelet's answer
         self._failure = ""  # of kubelet
+        self._failure_is_logged = False
         self._asks_from = 0.0  # when kubelet may be asked again
         self._losses = FailureLog(
             f"no container is adjusted; check that the runtime has NRI on at {self._socket}",
@@ -264,6 +265,7 @@ class NriPlugin:
 
     def _synchronize(self, request: bytes) -> bytes:
         """Return a SynchronizeResponse: the CPUs of containers that started without the plugin."""
+        ends = time.monotonic() + SYNCHRONIZE_SECONDS
         listed, more = messages.listed(request)
         self._listed += listed
         if more:
@@ -279,12 +281,11 @@ class NriPlugin:
                 without_cpuset[container.id] = known
         self._listed = []
         self._containers = with_cpuset | without_cpuset
-        return messages.updates(self._place(SYNCHRONIZE_SECONDS))
+        return messages.updates(self._place(ends))
 
-    def _place(self, seconds: float) -> dict[str, str]:
+    def _place(self, ends: float) -> dict[str, str]:
         """Adjust running containers until the time is up; return the new cpusets by id."""
         cpusets = {}
-        ends = time.monotonic() + seconds
         for known in self._containers.values():
             now = time.monotonic()
             if now >= ends:
@@ -307,7 +308,7 @@ class NriPlugin:
         seconds = self._seconds_until_next()
         if seconds == 0:
             with self._bugs.logged():
-                cpusets = self._place(ATTEMPTS_SECONDS)
+                cpusets = self._place(time.monotonic() + ATTEMPTS_SECONDS)
             seconds = self._seconds_until_next()
         self._resources = None  # the next request comes later
         changes = {}
@@ -350,11 +351,12 @@ class NriPlugin:
     def _adjusted(self, known: Known, *, runs: bool = False) -> Adjustment:
         """Return the changes to a container; `runs`: it runs already. Failures are logged once."""
         name = self._name(known)
+        is_logged = known.is_logged
         outcome: Outcome = "unknown"
         try:
             if runs and known.container.cpus:
                 return self._judge(known)
-            adjustment = self._plan(known, self._within(known), runs=runs)
+            adjustment = self._plan(known, runs=runs)
             if not adjustment.note:
                 return adjustment
             return replace(adjustment, note=f"{name}: {adjustment.note}")
@@ -363,12 +365,15 @@ class NriPlugin:
             why = f"not adjusted: {error}"
         except (AffinityError, OSError, ValueError) as error:
             why = f"not adjusted, and tried again: {error}"
+            if str(error) == self._failure:  # one line for all containers, until kubelet answers
+                is_logged = self._failure_is_logged
+                self._failure_is_logged = True
             if isinstance(error, NoSuchGpuError):
                 if known.pause == LONGEST_PAUSE:  # the machine was read again since then
                     outcome = "unplaced"
                 elif not known.is_logged:
                     self._read_again()  # its driver may be newer than the reading
-        if not known.is_logged:
+        if not is_logged:
             log.warning("%s is %s", name, why)
         known.is_logged = True
         return Adjustment(outcome)
@@ -381,14 +386,12 @@ class NriPlugin:
         if placed == known.container.cpus:
             return Adjustment("pinned", cpus=cpus, locality=locality)
         bare = replace(known, container=replace(known.container, cpus=""))
-        adjustment = self._plan(bare, cpuset_at(known.pod.cgroup), anyway=True)
+        adjustment = self._plan(bare, anyway=True)
         if adjustment.cpus == cpus:
             return adjustment
-        return self._plan(known, cpuset_at(known.pod.cgroup))
+        return self._plan(known)
 
-    def _plan(
-        self, known: Known, within: CpuSet | None, *, runs: bool = False, anyway: bool = False
-    ) -> Adjustment:
+    def _plan(self, known: Known, *, runs: bool = False, anyway: bool = False) -> Adjustment:
         """Return the changes to a container; `anyway`: even if it is no longer chosen."""
         pod, container = known.pod, known.container
         gpus = granted(container)
@@ -403,6 +406,7 @@ class NriPlugin:
         choices = choices_of(pod, self._rules)
         if anyway:
             choices = replace(choices, switch=config.ON)
+        within = cpuset_at(pod.cgroup) if anyway else self._within(known)
         memory = None
         if choices.binds_memory:
             memory = cpuset_at(pod.cgroup, kind="mems")
@@ -449,6 +453,7 @@ class NriPlugin:
             try:
                 answer = pods.list_pods(self._kubelet or "", KUBELET_SECONDS)
                 self._resources = pods.containers(answer)
+                self._failure_is_logged = False
             except (OSError, ValueError) as error:
                 self._failure = f"kubelet's podresources at {self._kubelet}: {error}"
                 self._asks_from = time.monotonic() + FIRST_PAUSE

@@ -54,8 +54,8 @@ Message = Mapping[int, Sequence[Value]]  #: the values of each field, by its num
 Frame = tuple[int, int, int, bytes]  #: type, flags, stream, payload
 
 
-def read(data: Value) -> Message:
-    """Return the fields of a message by their numbers."""
+def read(data: Value, until: int = 0) -> Message:
+    """Return the fields of a message by their numbers; `until`: none after this one."""
     message = _bytes(data)
     place = 0
     count = 0
@@ -78,6 +78,8 @@ def read(data: Value) -> Message:
             value = message[place : place + size]
             place = place + size
         fields.setdefault(number, []).append(value)
+        if number == until:
+            break
         count += 1
     return fields
 
@@ -146,6 +148,8 @@ def _written(number: int) -> bytes:
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
     """Return the number of a varint, and where the next field begins."""
+    if place < len(message) and message[place] < 0x80:  # noqa: PLR2004 - most numbers are one byte
+        return message[place], place + 1
     number = 0
     for shift in range(0, MOST_BITS + 6, 7):
         if place == len(message):

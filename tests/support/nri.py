@@ -53,7 +53,9 @@ def created(
     cpu = wire.field(1, wire.field(1, shares)) + wire.field(6, cpus) + wire.field(7, mems)
     if quota:
         cpu += wire.field(2, wire.field(1, quota)) + wire.field(3, wire.field(1, 100000))
-    files = b"".join(wire.field(2, wire.field(1, it)) for it in devices)
+    rest = wire.field(2, "c") + wire.field(3, 195) + wire.field(4, number)
+    rest += b"".join(wire.field(of, wire.field(1, 0o666)) for of in (5, 6, 7))
+    files = b"".join(wire.field(2, wire.field(1, it) + rest) for it in devices)
     its = wire.field(1, f"container-{number}") + wire.field(2, pod_id)
     its += wire.field(3, "main") + wire.field(4, 3) + pairs(6, annotations or {})
     its += b"".join(wire.field(8, it) for it in env)

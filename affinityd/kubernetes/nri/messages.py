@@ -120,8 +120,8 @@ def _container(container: Message) -> Container:
         name=text(container, 3),
         environment=dict(pair.partition("=")[::2] for pair in texts(container, 8)),
         annotations=_mapping(container, 6),
-        mounts=tuple(text(mount, 1) for mount in messages(container, 9)),
-        devices=tuple(text(device, 1) for device in messages(linux, 2)),
+        mounts=tuple(text(read(mount, until=1), 1) for mount in container.get(9, ())),
+        devices=tuple(text(read(device, until=1), 1) for device in linux.get(2, ())),
         cdi_devices=tuple(text(device, 1) for device in messages(container, 20)),
         **_resources(embedded(linux, 3)),
     )
