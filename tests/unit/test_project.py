@@ -57,10 +57,24 @@ ALERTS = {
 PYTHONS_TESTED = re.findall(r"Python :: (3\.\d+)", (REPOSITORY / "pyproject.toml").read_text())
 BOARDS = len([*(CHART / "dashboards").iterdir()])
 
+COMPARED = (REPOSITORY / "bench/machines.md").read_text()
+
+
+def right_answers(tool: str) -> str:
+    """Return `253 of 422`, by the comparison of tools."""
+    row = rf"^\| {tool} \|.*?\| (\d+) \| (\d+) \|"
+    questions, right = re.findall(row, COMPARED, re.MULTILINE)[0]
+    return f"{right} of {questions}"
+
+
 #: A page, a pattern that finds a number or a version in it, and what is true.
 FACTS = [
     ("README.md", r"Python\s(3\.\d+)", PYTHONS_TESTED[0]),
     ("README.md", r"(\w+) dashboards", {2: "two"}[BOARDS]),
+    ("README.md", r"on (\d+) machines", re.findall(r"(\d+) of the \d+ machines", COMPARED)[0]),
+    ("README.md", r"was right in (\d+ of \d+)", right_answers("affinityd")),
+    ("README.md", r"gpu_affinity in (\d+ of \d+)", right_answers("gpu_affinity")),
+    ("README.md", r"local rank in (\d+ of \d+)", right_answers("numactl-by-rank")),
     ("docs/install.md", r"Python (3\.\d+) or newer", PYTHONS_TESTED[0]),
     (
         "docs/install.md",
