@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     parser.epilog = (
         "Then start the program with FOLDER/run. AFFINITYD_SOCKET and AFFINITYD_URL "
         "also say where the daemon is; AFFINITYD_MODE, AFFINITYD_NICS and so on apply "
-        "to the whole pod."
+        "to the whole pod. exit status: 0: the scripts are there; 1, 2: they are not"
     )
     parser.add_argument(
         "--to", metavar="FOLDER", required=True, help="a volume that the pod's containers share"

@@ -18,7 +18,9 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     text = "print this node's lines of gres.conf, or compare slurmd's with them"
     commands = parser.add_subparsers(dest="command", metavar="gres-conf", required=True, help=text)
-    command = commands.add_parser("gres-conf", description=f"{text[0].upper()}{text[1:]}.")
+    status = "exit status: 0: equal, or all lines are printed; 1: not; 2: that is not known"
+    about = f"{text[0].upper()}{text[1:]}."
+    command = commands.add_parser("gres-conf", description=about, epilog=status)
     command.add_argument(
         "--diff",
         action="store_true",
