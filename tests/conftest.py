@@ -38,7 +38,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let suites of both tiers know which of them is run."""
+    """Add an option that tells suites which tier is run: that of a change, or nightly."""
     parser.addoption("--nightly", action="store_true", help="what a change does not need")
 
 
@@ -54,7 +54,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist ships no types
-    """Gives a worker a file, or all files that use one machine, image or cluster at a time."""
+    """Gives a worker whole files, or all files that share one machine, image or cluster."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
@@ -65,7 +65,7 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist ships no typ
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
-    """Have files run as a worker each, where several are asked for so."""
+    """Schedule by files if several workers are requested."""
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
@@ -96,6 +96,6 @@ def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def here(tiny_daemon: Daemon) -> Mapping[str, str]:
-    """Return the environment that leads to that daemon, and says nothing else."""
+    """Return an environment whose only settings lead to that daemon."""
     socket = str(tiny_daemon.socket)
     return {"AFFINITYD_SOCKET": socket, "AFFINITYD_CONFIG": "/nonexistent"}

@@ -1,4 +1,4 @@
-"""What several of the suites share."""
+"""What several suites share."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ keep_two_cpus()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave to the night what lies in a suite's folder `nightly`."""
+    """Leave tests in a suite's folder `nightly` to the nightly tier."""
     return True if collection_path.name == "nightly" and not config.getoption("nightly") else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have what takes a release of Slurm run on each that this tier tries, one after the other."""
+    """Run tests that take a release of Slurm on each release of this tier, one after the other."""
     if "release" in metafunc.fixturenames:
         nightly = metafunc.config.getoption("nightly")
         tried = NIGHTLY if nightly else [it for it in (HOST, *SUITES) if it not in NIGHTLY]

@@ -1,4 +1,4 @@
-"""The chart's rules, played by promtool."""
+"""The chart's rules, evaluated by promtool."""
 
 import json
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ Played = Mapping[str, Any]  #: a group of tests, as promtool reads it
 
 
 def promtool(*words: str) -> str:
-    """Return what promtool says; it must be content."""
+    """Run promtool, which must succeed; return its output."""
     return printed("promtool", *words)
 
 
 def asked(expr: str, series: Series, minutes: int, answers: Mapping[str, float]) -> Played:
-    """Return a test: after minutes of these series a query has these answers."""
+    """Return a test: after `minutes` of these series, a query returns these values."""
     samples = [{"labels": its, "value": value} for its, value in answers.items()]
     wanted = {"expr": expr, "eval_time": f"{minutes}m", "exp_samples": samples}
     return {**played(series), "promql_expr_test": [wanted]}
 
 
 def alerted(alert: str, series: Series, minutes: int, summaries: Mapping[str, str]) -> Played:
-    """Return a test: an alert fires for these labels, each with its summary."""
+    """Return a test: an alert fires with these labels, each with its summary."""
     rule = ALERTS[alert]
     alerts = [
         {
@@ -52,7 +52,7 @@ def played(series: Series) -> Played:
 
 
 def play(folder: Path, *tests: Played) -> None:
-    """Let promtool play tests with the rules; each must come out as it says."""
+    """Have promtool run these tests of the rules; all must pass."""
     assert tests
     (folder / "rules.yaml").write_text(RULES.read_text())
     file = folder / "tests.yaml"
@@ -79,7 +79,7 @@ def series(name: str, **more: str) -> str:
 
 
 def clustered(played: Series, *clusters: str) -> Series:
-    """Return series as a Prometheus has them that sees them in each of these clusters."""
+    """Return series as a Prometheus that scrapes each of these clusters stores them."""
     return {
         name.replace("{", f'{{cluster="{cluster}",', 1): samples
         for cluster in clusters
@@ -100,9 +100,9 @@ UNPLACED = of_gpu("affinityd_gpu_cpu_seconds_total", 1)  #: of a GPU whose node 
 
 
 def far_gpu(gpu: int, mismatch: str) -> Series:
-    """Return what affinityd says of a GPU as dcgm-exporter names it: a quarter of its time is far.
+    """Return affinityd's series of a GPU, labeled as dcgm-exporter's: a quarter of its time is far.
 
-    Of the labels of both no two are the same.
+    No label has the same value as another.
     """
     named = {"gpu": str(gpu), "uuid": f"GPU-{gpu}a1f", "pci_bus_id": f"0000:e{gpu}:00.0"}
     return {

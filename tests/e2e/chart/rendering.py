@@ -1,7 +1,7 @@
 """The chart, rendered by helm itself: once in a process for each choice of values.
 
-`python -m tests.e2e.chart.rendering` writes the golden manifests again; review the difference as
-one who installs the chart would. Of each option there is what it changes.
+`python -m tests.e2e.chart.rendering` writes the golden manifests again; review the difference as a
+person who installs the chart would. The golden file of an option has only what the option changes.
 """
 
 import difflib
@@ -40,14 +40,14 @@ def helm(*words: str, values: Mapping[str, Any] | None = None) -> subprocess.Com
 
 
 def template(*words: str) -> str:
-    """Return the manifests that `helm template` makes of the chart; it must be content."""
+    """Return the manifests of `helm template`, which must succeed."""
     done = helm("template", "affinityd", str(CHART), *words)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def chosen(text: str) -> list[str]:
-    """Return helm's words for an option, or for `NAME=VALUE NAME=VALUE`, as after --set."""
+    """Return helm's arguments for an option, or for `NAME=VALUE NAME=VALUE`, as after --set."""
     if text in OPTIONS:
         return [f"--values={OPTIONS[text]}"]
     return [f"--set={it}" for it in shlex.split(text.replace("\\", "\\\\"))]
@@ -55,7 +55,7 @@ def chosen(text: str) -> list[str]:
 
 @cache
 def rendered(text: str) -> str:
-    """Return the manifests that the chart makes of an option, or of `NAME=VALUE …`."""
+    """Return the chart's manifests with an option, or with `NAME=VALUE …`."""
     return template(*chosen(text))
 
 
@@ -65,7 +65,7 @@ def objects(text: str) -> Mapping[str, Object]:
 
 
 def refusal(text: str) -> str:
-    """Return what helm says against these values; it must refuse them."""
+    """Return helm's error for these values, which it must refuse."""
     done = helm("template", "affinityd", str(CHART), *chosen(text))
     assert done.returncode != 0, done.stdout
     return done.stderr
@@ -76,7 +76,7 @@ def loaded(text: str) -> list[Object]:
 
 
 def by_name(documents: Iterable[Object]) -> Mapping[str, Object]:
-    """Return objects by KIND/NAME; no two may have one name."""
+    """Return objects by KIND/NAME; no two may have the same name."""
     named = [(f"{it['kind']}/{it['metadata']['name']}", it) for it in documents]
     assert len(dict(named)) == len(named)
     return dict(named)
@@ -105,7 +105,7 @@ utils.schema_contents = cache(utils.schema_contents)
 
 
 def validate(objects: Iterable[Object], *versions: str) -> None:
-    """Let the schemas of these releases judge objects, none of which may have an unknown field."""
+    """Check objects against the schemas of these releases; unknown fields are errors."""
     for document in objects:
         for version in versions:
             assert utils.validate(document, version, strict=True) == version
@@ -125,7 +125,7 @@ def golden_path(option: str) -> Path:
 
 
 def looked_at(option: str) -> str:
-    """Return the default's manifests, or what another option changes of them."""
+    """Return the default manifests, or the changes that another option makes to them."""
     plain = (rendered(it).replace(__version__, "VERSION") for it in ("default", option))
     default, changed = (_files(r"\1", it).splitlines() for it in plain)
     lines = difflib.unified_diff(default, changed, "default", option, lineterm="", n=2)

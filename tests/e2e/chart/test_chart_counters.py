@@ -1,6 +1,6 @@
-"""What rules make of counters with gaps, of restarted and newborn ones, and of two on a node.
+"""Rules on counters with gaps, on restarted and new ones, and on two daemons of a node.
 
-A counter begins at 0, so that a rate has all that it counts: tests/unit/daemon/metrics has that.
+A counter begins at 0, so a rate counts all of it: tests/unit/daemon/metrics checks that.
 """
 
 from collections.abc import Mapping
@@ -127,7 +127,7 @@ OK, REFUSED = (
 def test_an_alert_of_counters_outlasts_a_restart_and_a_missing_scrape(
     tmp_path: Path, alert: str, played: Series
 ) -> None:
-    """It fires with two daemons for each; a restart alone, or a newborn series, fires nothing."""
+    """Two daemons for each node; a restart alone, or a new series, fires no alert."""
     for samples, minute, fires in (
         ("{before} {before}", 150, True),  # a restart in the middle
         ("{before} _ _ {before}", 152, True),

@@ -1,4 +1,4 @@
-"""Grafana's dashboards: their queries, played by promtool."""
+"""The queries of Grafana's dashboards, evaluated by promtool."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_the_chart_has_the_dashboards() -> None:
     assert objects("dashboards")["ConfigMap/affinityd-dashboards"]["data"] == kept
 
 
-def test_a_gpu_on_an_unknown_node_is_in_no_share(tmp_path: Path) -> None:
+def test_a_gpu_on_an_unknown_node_counts_in_no_percentage(tmp_path: Path) -> None:
     shares = [it for it in exprs(NODE) if "remote_cpu_seconds" in it and "/" in it]
     shares = [filled_in(it, CHOSEN) for it in shares if "DCGM" not in it]
     assert len(shares) == 3
@@ -54,8 +54,8 @@ def test_a_gpu_on_an_unknown_node_is_in_no_share(tmp_path: Path) -> None:
     play(tmp_path, *(asked(it, samples, 8, its) for it, its in zip(shares, answers, strict=True)))
 
 
-def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
-    """Pods' labels as honorLabels leaves them, as Prometheus renames them, and of no pod at all."""
+def test_a_far_gpu_that_dcgm_reports_idle_is_shown_with_its_pod(tmp_path: Path) -> None:
+    """Pod labels as honorLabels leaves them, as Prometheus renames them, and without any pod."""
     exporter = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p"}
     renamed = {**exporter, "exported_namespace": "team", "exported_pod": "train-1"}
     samples = {
@@ -78,8 +78,8 @@ def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
     play(tmp_path, *(asked(it, samples, 8, its) for it, its in both))
 
 
-def test_what_the_nics_of_a_gpu_carry_is_joined_by_node_device_and_port(tmp_path: Path) -> None:
-    """node_exporter's series name the node by a label, or by the instance alone."""
+def test_traffic_of_a_gpu_s_nics_is_joined_by_node_device_and_port(tmp_path: Path) -> None:
+    """node_exporter's series identify the node by a label, or only by the instance."""
     samples = {
         of_gpu("affinityd_gpu_nic_info", gpu, device=device, port="1", link="PIX"): "1x9"
         for gpu, device in ((0, "mlx5_0"), (0, "mlx5_1"), (1, "mlx5_1"))
@@ -101,7 +101,7 @@ def test_what_the_nics_of_a_gpu_carry_is_joined_by_node_device_and_port(tmp_path
 
 
 @EACH
-def test_a_number_is_0_where_there_are_gpus_and_none_where_there_are_not(
+def test_a_count_is_0_if_there_are_gpus_and_missing_if_there_are_none(
     board: Board, tmp_path: Path
 ) -> None:
     stats = [panel for panel in panels(board) if panel["type"] == "stat"]
@@ -137,7 +137,7 @@ def test_each_query_has_the_chosen_cluster_and_scrape_jobs(board: Board) -> None
 
 
 @EACH
-def test_links_lead_to_dashboards_that_are_there(board: Board) -> None:
+def test_links_lead_to_existing_dashboards(board: Board) -> None:
     urls = re.findall(r'"url": "([^"]*)"', json.dumps(board))
     chosen = "?${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}"
     assert all(chosen in url for url in urls)
@@ -157,7 +157,7 @@ HOUR = "0+60x60 3600x5 stale"  #: of one GPU, and the five minutes that a daemon
 def daemon_series(
     place: Mapping[str, str], job: Mapping[str, str], held: str, **far: str
 ) -> Series:
-    """Return a daemon's series of a job: the seconds of its GPUs, and those far by cause."""
+    """Return a daemon's series of a job: the seconds of its GPUs, and the far ones by cause."""
     name, names = "affinityd_job_{}gpu_seconds_total", {**place, **job}
     by_cause = {cause: far.get(cause, "0x65 stale") for cause in ("allocation", "mask")}
     return {f"{name.format('')}{labels(names)}": held} | {

@@ -1,4 +1,4 @@
-"""Every option of the chart: what it changes, and what holds whatever is chosen."""
+"""Every option of the chart: what it changes, and what holds for all options."""
 
 import json
 import socket
@@ -17,20 +17,20 @@ CUSTOM = "monitoring.coreos.com/v1"
 
 
 @EVERY_OPTION
-def test_the_manifests_are_those_that_were_looked_at(option: str) -> None:
+def test_the_manifests_are_the_reviewed_golden_files(option: str) -> None:
     assert rendering.looked_at(option) == rendering.golden_path(option).read_text(), (
         rendering.REMAKE
     )
 
 
 @pytest.mark.parametrize("option", ["default", "everything"])
-def test_helm_lints_it(option: str) -> None:
+def test_helm_lint_accepts_each_option(option: str) -> None:
     done = rendering.helm("lint", "--strict", str(CHART), *rendering.chosen(option))
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
 
 
-def test_kubernetes_knows_every_field() -> None:
+def test_every_field_is_known_to_kubernetes() -> None:
     made = [it for option in OPTIONS for it in objects(option).values()]
     unique = {repr(it): it for it in made if it["apiVersion"] != CUSTOM}
     assert len(unique) > len(OPTIONS)
@@ -103,7 +103,7 @@ def test_values_choose_privileges(values: str, arguments: str, features: str, nv
         (socket.SOCK_DGRAM, False, "is not known: [Errno 91] Protocol wrong type for"),
     ],
 )
-def test_the_init_step_goes_on_only_where_certainly_nothing_listens(
+def test_the_init_step_continues_only_if_certainly_no_process_listens(
     tmp_path: Path, kind: socket.SocketKind, said: str, *, listens: bool
 ) -> None:
     (step,) = pod("default")["initContainers"]

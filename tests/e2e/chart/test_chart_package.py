@@ -1,4 +1,4 @@
-"""The chart as what is installed: its version, its notes, its package, as a part of another."""
+"""The chart as it is installed: version, notes, package, and use as a subchart."""
 
 import json
 import tarfile
@@ -8,7 +8,7 @@ from affinityd import __version__
 from tests.e2e.chart.rendering import CHART, OPTIONS, chosen, helm, loaded, rendered
 
 
-def test_its_version_is_the_package_s() -> None:
+def test_the_chart_s_version_is_the_package_s() -> None:
     (about,) = loaded((CHART / "Chart.yaml").read_text())
     assert (about["version"], about["appVersion"]) == (__version__, __version__)
 
@@ -27,13 +27,13 @@ def test_the_notes_say_which_values_are_removed() -> None:
     assert "Removed, and ignored" not in notes_of("default")
 
 
-def test_the_notes_say_who_may_read_the_names_of_pods() -> None:
+def test_the_notes_say_which_users_may_read_pod_names() -> None:
     caution = "Every pod of the cluster can read at port 9465 which pods run here"
     assert caution in notes_of("audit")
     assert caution not in notes_of("everything")  # it has a NetworkPolicy
 
 
-def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: Path) -> None:
+def test_a_package_has_all_that_is_rendered_and_no_test_files(tmp_path: Path) -> None:
     assert helm("package", str(CHART), f"--destination={tmp_path}").returncode == 0
     package = tmp_path / f"affinityd-{__version__}.tgz"
     with tarfile.open(package) as tar:

@@ -1,4 +1,4 @@
-"""Values that are wrong: typos are refused by the schema, contradictions with what to change."""
+"""Wrong values: the schema refuses typos, and the chart refuses contradictions with a remedy."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def test_contradictions_are_refused_with_the_remedy(values: str, said: str) -> N
     assert f": {said}" in refusal(values)
 
 
-def test_every_argument_that_the_chart_sets_is_its_own() -> None:
+def test_the_chart_passes_only_arguments_that_the_daemon_has() -> None:
     templates = CHART / "templates"
     sets = re.findall(r"^ +- (--[a-z-]+)", (templates / "daemonset.yaml").read_text(), re.MULTILINE)
     remedies = re.findall(r'"(--[a-z-]+)" "[;:] ', (templates / "_own.tpl").read_text())
@@ -63,7 +63,7 @@ def test_unusual_values_are_accepted(values: str) -> None:
     assert "DaemonSet/affinityd" in objects(values)
 
 
-def test_a_namespace_s_choices_are_those_that_the_daemon_reads() -> None:
+def test_a_namespace_s_choices_are_those_that_the_daemon_accepts() -> None:
     nri = SCHEMA["properties"]["kubernetes"]["properties"]["nri"]["properties"]
     (namespace,) = nri["namespaces"]["patternProperties"].values()
     choices = namespace["properties"]
@@ -97,7 +97,7 @@ def test_every_value_that_can_be_set_is_in_values_yaml_with_its_default() -> Non
     assert settable == {path for path in names(VALUES) if not path.startswith(free)} | resources
 
 
-def test_every_value_is_shown_and_tried_in_a_file_of_ci() -> None:
+def test_every_value_is_used_in_a_values_file_of_ci() -> None:
     tried = {
         path
         for file in OPTIONS.values()
@@ -107,7 +107,7 @@ def test_every_value_is_shown_and_tried_in_a_file_of_ci() -> None:
     assert {*names(VALUES)} - tried == {"/nodeSelector/kubernetes.io/os"}
 
 
-def test_what_yaml_would_read_as_a_comment_or_a_number_is_quoted() -> None:
+def test_values_that_yaml_would_read_as_comments_or_numbers_are_quoted() -> None:
     values = """kubernetes.nri.enabled=true 'kubernetes.nri.socketFolder=/run/nri #x'
         kubernetes.podResources=true 'kubernetes.kubeletRoot=/kubelet #x'
         'socket.hostPath=/run/affinityd #x' gpuNodeLabels={1e3}"""
@@ -116,10 +116,10 @@ def test_what_yaml_would_read_as_a_comment_or_a_number_is_quoted() -> None:
     assert '"key": "1e3"' in json.dumps(pod(values)["affinity"])
 
 
-def test_values_of_0_2_make_what_this_release_s_make_or_are_refused_in_a_line(
+def test_values_of_0_2_render_as_this_release_s_or_are_refused_in_one_line(
     tmp_path: Path,
 ) -> None:
-    """`--reuse-values` gives the chart these, and no default of its own."""
+    """`--reuse-values` passes these to the chart, without new defaults."""
     copy = shutil.copytree(CHART, tmp_path / "chart")
     (earlier,) = loaded((DATA / "chart-values-0.2.yaml").read_text())
 

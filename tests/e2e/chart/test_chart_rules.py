@@ -1,4 +1,4 @@
-"""Alert and recording rules, judged and played by promtool."""
+"""Alert and recording rules, checked and evaluated by promtool."""
 
 import json
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ OTHER_UP = 'up{job="node",instance="a"}'
 
 
 def ups(down: int, nodes: int) -> Series:
-    """Return what Prometheus says of targets, of which so many are down."""
+    """Return Prometheus' `up` series of targets, of which `down` are down."""
     places = ({"job": "affinityd", "instance": f"{it}", "node": f"{it}"} for it in range(nodes))
     return {f"up{labels(it)}": f"{int(place >= down)}x20" for place, it in enumerate(places)}
 
@@ -183,14 +183,14 @@ POD_BUILD, POD_UP = (f"{name}{labels(OTHERS)}" for name in ("affinityd_build_inf
 
 
 def firing(alert: str, played: Series, minutes: int, *where: Mapping[str, str]) -> Played:
-    """Return a test: an alert fires at these places alone."""
+    """Return a test: an alert fires only for these labels."""
     alerts = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
     expr = f"count by (cluster, job, instance, node) ({alerts})"
     return asked(expr, played, minutes, {labels(it): 1 for it in where})
 
 
 def everywhere(played: Series) -> Series:
-    """Return series of a cluster that has no name, and of one that has."""
+    """Return the series in a cluster without a name, and in one with a name."""
     return {**played, **clustered(played, "east")}
 
 
@@ -238,7 +238,7 @@ def test_an_alert_fires_when_it_should_in_each_cluster(tmp_path: Path) -> None:
         assert {f"Affinityd{it}" for it, *_, fires in CASES if fires == both} == ALERTS.keys()
 
 
-def test_a_stopped_daemon_is_found_in_any_scrape_job(tmp_path: Path) -> None:
+def test_a_stopped_daemon_is_detected_whatever_the_scrape_job(tmp_path: Path) -> None:
     for build, up, where in (
         ("1x3 stale", "1x3 0x20", [OTHERS]),
         ("1x3 stale", "1x3 0x2 1x20", []),  # it came back
@@ -264,7 +264,7 @@ FLEETS = {
 }
 
 
-def test_an_alert_of_a_fleet_names_the_cluster_and_counts_its_nodes(tmp_path: Path) -> None:
+def test_a_fleet_alert_names_the_cluster_and_counts_its_nodes(tmp_path: Path) -> None:
     counts = {'{cluster="east"}': 2, '{cluster="west"}': 1, "{}": 1}
     play(tmp_path, *(asked(ALERTS[it]["expr"], FLEETS, 80, counts) for it in sorted(FLEET)))
     of = {'{"cluster": "east"}': "2 node(s) of east", '{"cluster": "west"}': "1 node(s) of west"}
@@ -273,7 +273,7 @@ def test_an_alert_of_a_fleet_names_the_cluster_and_counts_its_nodes(tmp_path: Pa
     play(tmp_path, alerted("AffinitydUnpinned", FLEETS, 80, summaries))
 
 
-def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(tmp_path: Path) -> None:
+def test_a_new_fleet_has_only_the_two_fleet_alerts(tmp_path: Path) -> None:
     calm = {TOTAL: "0+1200x90", FAR: "0x90", BUILD: "1x90", series("up"): "1x90"}
     everything = {**UNTENDED, **calm, GENERATION: "1x90"}
     expr = 'count by (alertname) (ALERTS{alertstate="firing"})'
@@ -373,7 +373,7 @@ def test_an_alert_names_its_gpus_its_jobs_and_the_cause(tmp_path: Path) -> None:
         play(tmp_path, alerted(f"Affinityd{alert}", samples, minutes, {json.dumps(where): summary}))
 
 
-def test_an_alert_of_many_nodes_says_how_many(tmp_path: Path) -> None:
+def test_an_alert_about_many_nodes_says_how_many(tmp_path: Path) -> None:
     for cluster, of in ({}, ""), ({"cluster": "east"}, " of east"):
         summary = f"3 of 10 nodes{of} have AffinitydDown."
         where = json.dumps({**cluster, "problem": "AffinitydDown"})
@@ -381,7 +381,7 @@ def test_an_alert_of_many_nodes_says_how_many(tmp_path: Path) -> None:
         play(tmp_path, alerted("AffinitydManyNodes", fleet, 6, {where: summary}))
 
 
-def test_an_alert_names_its_node_else_its_address(tmp_path: Path) -> None:
+def test_an_alert_names_its_node_or_the_node_s_address(tmp_path: Path) -> None:
     nameless = {"job": "affinityd", "instance": "10.0.0.7:9465"}
     for target, place in ((GPU07, "gpu07"), (nameless, "10.0.0.7:9465")):
         where = json.dumps({**target, "reason": "down"})
@@ -389,7 +389,7 @@ def test_an_alert_names_its_node_else_its_address(tmp_path: Path) -> None:
         play(tmp_path, alerted("AffinitydDown", {f"up{labels(target)}": "0x20"}, 6, summaries))
 
 
-def test_a_daemon_that_restarts_has_one_reason_also_while_it_is_down(tmp_path: Path) -> None:
+def test_a_restarting_daemon_has_one_reason_even_while_it_is_down(tmp_path: Path) -> None:
     summaries = {
         json.dumps({**GPU07, "reason": "restarts"}): (
             "affinityd on gpu07 has restarted 5 times in 15 minutes."
@@ -404,7 +404,7 @@ JOB = {"scheduler": "slurm", "job_id": "7"}
 OF_POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "n", "pod": "p"}
 
 
-def test_the_custom_resource_has_the_rules_with_the_page_that_explains_them() -> None:
+def test_the_custom_resource_has_the_rules_and_their_runbook_page() -> None:
     text, other = RULES.read_text(), "https://wiki.example.org/gpu?page=$1"
     on = "metrics.prometheusRule.enabled=true"
     for values, page in ((on, RUNBOOK), (f"{on} metrics.prometheusRule.runbookUrl={other}", other)):

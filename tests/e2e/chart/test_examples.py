@@ -1,4 +1,4 @@
-"""The example manifests: their fields, what they may, and what they say of their cpusets."""
+"""The example manifests: their fields, their privileges, and their comments on cpusets."""
 
 import re
 from pathlib import Path
@@ -20,13 +20,13 @@ def documents(path: Path) -> list[Object]:
 
 
 @NAMED
-def test_kubernetes_knows_every_field(path: Path) -> None:
+def test_every_field_of_an_example_is_known_to_kubernetes(path: Path) -> None:
     validate(documents(path), OLDEST, NEWEST)
 
 
 @NAMED
 def test_no_volume_keeps_the_cluster_autoscaler_from_removing_the_node(path: Path) -> None:
-    """Those that are local keep it, but for memory and what the annotation names."""
+    """Local volumes block the removal, except memory and those that the annotation names."""
     for pod in [it for it in documents(path) if it["kind"] == "Pod"]:
         named = pod["metadata"].get("annotations", {}).get(EVICTABLE, "").split(",")
         for volume in pod["spec"]["volumes"]:
@@ -35,12 +35,12 @@ def test_no_volume_keeps_the_cluster_autoscaler_from_removing_the_node(path: Pat
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("nri/*.yaml")), ids=lambda path: path.stem)
-def test_pods_that_others_make_are_placed_by_their_label(path: Path) -> None:
+def test_pods_made_by_controllers_are_placed_by_their_label(path: Path) -> None:
     assert path.read_text().count('affinityd: "on"') == path.read_text().count("nvidia.com/gpu")
     validate([it for it in documents(path) if it["kind"] == "Job"], OLDEST, NEWEST)
 
 
-def test_the_restricted_pod_asks_a_release_in_a_namespace_of_its_name() -> None:
+def test_the_restricted_pod_uses_a_release_in_the_namespace_it_names() -> None:
     namespace, pod = documents(FOLDER / "restricted.yaml")
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     assert pod["metadata"]["namespace"] == namespace["metadata"]["name"]
@@ -53,7 +53,7 @@ def test_the_restricted_pod_asks_a_release_in_a_namespace_of_its_name() -> None:
 ADMISSION = (FOLDER / "policies" / "mutating-admission-policy.yaml").read_text()
 
 
-def test_kubernetes_knows_every_field_of_the_admission_policy() -> None:
+def test_every_field_of_the_admission_policy_is_known_to_kubernetes() -> None:
     for version, api in ((NEWEST, "v1"), ("1.36", "v1"), ("1.35", "v1beta1"), ("1.34", "v1beta1")):
         assert f"admissionregistration.k8s.io/{api}" in ADMISSION  # it says which release has which
         validate(loaded(ADMISSION.replace("k8s.io/v1\nkind", f"k8s.io/{api}\nkind")), version)
@@ -63,7 +63,7 @@ GPUS = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "am
 OTHERS = ("nvidia.com/hostdev", "example.org/nvidia.com-gpus", "cpu")
 
 
-def test_the_admission_policy_knows_a_gpu_by_its_resource() -> None:
+def test_the_admission_policy_recognizes_a_gpu_by_its_resource() -> None:
     patterns = re.findall(r"name\.matches\('(.*?)'\)", ADMISSION)
     assert len(patterns) == 2
     for pattern in patterns:

@@ -1,4 +1,4 @@
-"""What pages say of Prometheus: their questions have the answers that they promise."""
+"""PromQL on the pages: each query returns what the page promises."""
 
 import re
 import shlex
@@ -83,7 +83,7 @@ OF_PLANS = {labels(after="local", before=it): by for it, by in (("remote", 195),
     [(MONITORING, MONITORED), (SLURM, [(PLANS, OF_PLANS)])],
     ids=["monitoring", "slurm"],
 )
-def test_each_question_has_the_answer_that_the_page_says(
+def test_each_query_returns_what_the_page_says(
     tmp_path: Path, page: str, questions: tuple[tuple[Series, Mapping[str, float]]]
 ) -> None:
     exprs = re.findall(r"```promql\n(.*?)```", page, re.DOTALL)
@@ -91,12 +91,12 @@ def test_each_question_has_the_answer_that_the_page_says(
     play(tmp_path, *(asked(expr, series, 65, answers) for expr, (series, answers) in both))
 
 
-def test_the_alerts_that_pages_name_are_there() -> None:
+def test_alerts_named_on_pages_exist() -> None:
     named = set(re.findall(r"`(Affinityd\w+)`", MONITORING))
     assert set() < named <= ALERTS.keys()
 
 
-def test_the_command_for_a_page_of_ones_own_changes_every_runbook(tmp_path: Path) -> None:
+def test_the_command_for_own_runbook_pages_changes_every_runbook(tmp_path: Path) -> None:
     (command,) = re.findall(r"^sed .*?[^\\]$", MONITORING, re.MULTILINE | re.DOTALL)
     *words, file = shlex.split(command.replace("\\\n", ""))
     assert REPOSITORY / file == RULES
@@ -131,7 +131,7 @@ def test_the_runbook_of_each_alert_is_its_heading() -> None:
         assert len(SECTIONS[name].splitlines()) <= 10
 
 
-def test_the_panels_that_it_names_are_on_the_dashboards() -> None:
+def test_the_panels_named_on_a_page_are_on_the_dashboards() -> None:
     boards = "".join(it.read_text() for it in (CHART / "dashboards").iterdir())
     named = re.findall(r"(?<![*\w])\*([A-Za-z][^*]+)\*(?!\*)", ALERTS_PAGE)
     assert len(named) >= 3
@@ -147,7 +147,7 @@ PAGES = [*sorted(DOCS.glob("kubernetes*.md")), DOCS / "monitoring.md", README]
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Yield every command of the pages that gives the chart values: page, and its words."""
+    """Yield every command on the pages that sets chart values: page, and words of the command."""
     for block in BLOCKS:
         if REPOSITORY / block.page in PAGES and block.kind == "sh":
             for line in block.text.replace("\\\n", " ").splitlines():
@@ -156,7 +156,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("page", "words"), list(commands()), ids=str)
-def test_each_command_is_taken_as_it_is_written(
+def test_each_chart_command_is_accepted_as_written(
     page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert words[2:6] == ["affinityd", "deploy/helm/affinityd", "--namespace", "affinityd"]
@@ -170,7 +170,7 @@ def test_each_command_is_taken_as_it_is_written(
             assert made[name]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
 
 
-def test_pages_name_values_that_there_are() -> None:
+def test_pages_name_only_existing_values() -> None:
     tops = "|".join(it for it in VALUES if isinstance(VALUES[it], dict))
     for page in PAGES:
         for name in re.findall(rf"`((?:{tops})\.(?!json)[\w.]+)", page.read_text()):

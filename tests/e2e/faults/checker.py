@@ -1,7 +1,7 @@
-"""Clients that ask in loops while things happen to a daemon, and judge every answer.
+"""Clients that send requests in loops while a daemon is disturbed, and check every answer.
 
-Right is what the planner says of a topology that is true meanwhile. What may come instead is a 5xx,
-or a connection that is refused or breaks off; nothing else may.
+An answer is right if the planner gives it for a topology that is true at that time. Instead there
+may be a 5xx, or a connection that is refused or breaks off, and nothing else.
 """
 
 import itertools
@@ -36,7 +36,7 @@ LIVE_QUERIES = tuple(
 
 
 def exchange(path: Path, query: str) -> tuple[int, str]:
-    """Return an answer's status and text. Raises OSError; HTTPException where it breaks off."""
+    """Return an answer's status and text. Raises OSError; HTTPException if it breaks off."""
     headers = {"Accept": "text/plain", "Connection": "close"}
     with closing(UnixConnection(path)) as connection:
         connection.request("GET", f"/plan?{query}&format=cpulist", headers=headers)
@@ -80,7 +80,7 @@ class Asked:
 def asking(
     path: Path, *true: Topology, clients: int = 4, queries: Sequence[str] = QUERIES
 ) -> Iterator[Asked]:
-    """Ask in loops until the end of the block; what was wrong by then fails it."""
+    """Ask in loops until the end of the block, which then fails if any answer was wrong."""
     plans = {query: [plan_on_node(Node(it), parse_qsl(query)) for it in true] for query in queries}
     right = {query: {formats.render(it, "cpulist") for it in plans[query]} for query in queries}
     asked, over = Asked(), threading.Event()

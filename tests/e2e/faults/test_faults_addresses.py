@@ -1,6 +1,6 @@
-"""The daemon's addresses: another process has its socket's path, or the TCP address.
+"""The daemon's addresses: another process listens at its socket's path, or its TCP address.
 
-That it ends where its socket is gone is held by tests/e2e/systemd and tests/e2e/fuzz.
+tests/e2e/systemd and tests/e2e/fuzz check that the daemon ends when its socket is deleted.
 """
 
 import http.client
@@ -19,8 +19,10 @@ IN_USE = "Address already in use"
 
 
 @pytest.mark.parametrize(("is_ended", "status"), [(True, 0), (False, 1)])
-def test_another_daemon_s_socket_is_left_alone(tmp_path: Path, is_ended: bool, status: int) -> None:
-    """As of a daemon of a later release that is started before this one ends."""
+def test_another_daemon_s_socket_is_not_taken_over(
+    tmp_path: Path, is_ended: bool, status: int
+) -> None:
+    """Such as a daemon of a later release that starts before this one has ended."""
     later = tmp_path / "later.sock"
     with running(tmp_path, "--machine", MACHINE) as daemon, serving(later, hanging):
         later.rename(daemon.socket)  # at once, or the daemon might find it before it is ended
@@ -31,7 +33,7 @@ def test_another_daemon_s_socket_is_left_alone(tmp_path: Path, is_ended: bool, s
 
 
 def statuses(at: str) -> list[int]:
-    """Return how a plan and the metrics are answered over TCP."""
+    """Return the statuses of a plan and of the metrics over TCP."""
     answers = []
     for target in ("/plan?gpus=0", "/metrics"):
         with closing(http.client.HTTPConnection(at, timeout=PATIENCE)) as connection:

@@ -1,4 +1,4 @@
-"""Another process keeps a daemon's queue of connections full; curl does not wait for room."""
+"""A daemon's queue of connections that another process keeps full; curl does not wait for room."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ ASK = '. "$1"; curl=$2/curl clean=; ask "$3" 9 ""; echo "${answer:-no answer}"'
 
 
 def ask(folder: Path, address: str) -> tuple[str, int]:
-    """Return what the scripts of slurm/ and of pods are answered, and how often they have asked."""
+    """Return the answer that the scripts of slurm/ and of pods get, and how often they asked."""
     command = ("sh", "-c", ASK, "sh", str(SLURM / "pinning.sh"), str(folder), address)
     answer = subprocess.check_output(command, text=True, timeout=PATIENCE)
     tries = folder / "tries"
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 @contextmanager
 def full(path: Path) -> Iterator[socket.socket]:
-    """Listen at a path, with no room in the queue: one waits there, which is all that it takes."""
+    """Listen at a path with a full queue, which one waiting connection fills."""
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
         listener.bind(os.fspath(path))
         listener.listen(0)

@@ -1,4 +1,4 @@
-"""sysfs and NVML that fail, hang, crash or change: no plan is worse than before they did."""
+"""sysfs and NVML fail, hang, crash or change: no plan becomes worse."""
 
 import signal
 import subprocess
@@ -60,7 +60,7 @@ def test_the_last_topology_stays_while_sysfs_fails(tmp_path: Path) -> None:
         assert not asked.refused
 
 
-def test_without_sysfs_it_refuses_until_that_is_mounted(tmp_path: Path) -> None:
+def test_without_sysfs_requests_are_refused_until_it_is_mounted(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with node.started(at_first="mount -t tmpfs tmpfs /sys") as daemon:
         eventually(lambda: daemon.says("has no online CPU"), "it is told")
@@ -94,7 +94,7 @@ def fill(disk: Path) -> Path:
     return path
 
 
-def test_a_full_disk_leaves_the_former_node_file(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_leaves_the_earlier_node_json(tmp_path: Path, small_disk: Path) -> None:
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
     socket, published = small_disk / "s", small_disk / NODE_FILE
     env = {"AFFINITYD_SOCKET": str(socket)}
@@ -126,7 +126,7 @@ LOSES_ITS_DRIVER = "nvmlDeviceGetCount_v2 9"
 HANGS_IN_A_SCAN = "fail nvmlDeviceGetComputeRunningProcesses_v3 hang"
 
 
-def test_nvml_s_last_answer_stays_for_the_same_driver(tmp_path: Path) -> None:
+def test_nvml_s_last_answer_is_kept_while_the_driver_is_the_same(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with (
         node.running() as daemon,
@@ -167,7 +167,7 @@ def test_nvml_s_answer_for_another_driver_is_forgotten(tmp_path: Path) -> None:
         assert not daemon.says("its last answer is used")
 
 
-def test_the_last_scan_stays_while_nvml_hangs_in_a_scan(tmp_path: Path) -> None:
+def test_the_last_scan_is_kept_while_nvml_hangs_in_a_scan(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with (
         node.running("--scan-interval", "1") as daemon,

@@ -1,4 +1,4 @@
-"""Daemons that are killed, ended, or of another release, while clients ask and jobs start."""
+"""Daemons that are killed, stopped, or of another release, while clients ask and jobs start."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the files of that release a folder."""
+    """Write the files of the previous release into a folder."""
     if git("rev-parse", "--is-shallow-repository").stdout != b"false\n":
         pytest.skip("a checkout without its history: git fetch --unshallow")
     folder = tmp_path_factory.mktemp("older")
@@ -43,11 +43,11 @@ def root(tmp_path: Path) -> str:
 
 
 def by_checkout(folder: Path | None) -> list[str]:
-    """Return the command that runs another by a checkout: Python imports from where it starts."""
+    """Return a command that runs another with a checkout: Python imports from its start folder."""
     return [] if folder is None else ["env", "-C", os.fspath(folder)]
 
 
-def test_both_releases_answer_the_same(tmp_path: Path, previous: Path, root: str) -> None:
+def test_both_releases_give_the_same_answers(tmp_path: Path, previous: Path, root: str) -> None:
     def lines(by: Path | None) -> list[set[str]]:
         targets = [f"/plan?{query}&format=shell" for query in QUERIES]
         with running(tmp_path, "--root", root, before=by_checkout(by)) as daemon:
@@ -80,7 +80,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("slurm", STEPS)
-def test_a_task_prolog_of_another_release_than_the_daemon_s_pins_or_leaves_the_mask(
+def test_a_task_prolog_of_another_release_pins_or_leaves_the_mask(
     tmp_path: Path, previous: Path, root: str, slurm: str
 ) -> None:
     before, env, near, refusal = STEPS[slurm]
@@ -99,7 +99,7 @@ def test_a_task_prolog_of_another_release_than_the_daemon_s_pins_or_leaves_the_m
             assert re.fullmatch(f"export AFFINITYD_UNPINNED=.*{refusal}.*\n", told), told
 
 
-def test_exec_of_the_release_before_asks_a_daemon_of_today(
+def test_exec_of_the_previous_release_asks_today_s_daemon(
     tmp_path: Path, previous: Path, root: str
 ) -> None:
     with running(tmp_path, "--root", root) as daemon:
@@ -117,7 +117,7 @@ MACHINE = "dgx-a100"
 ENDLESS = with_constants(daemon__servers__DRAIN_SECONDS=10 * PATIENCE)
 
 
-def test_sigterm_cuts_no_answer_and_waits_for_no_silent_client(tmp_path: Path) -> None:
+def test_sigterm_cuts_no_answer_short_and_waits_for_no_silent_client(tmp_path: Path) -> None:
     with running(tmp_path, "--machine", MACHINE, before=ENDLESS) as daemon, ExitStack() as idle:
         for _ in range(500):
             connection = idle.enter_context(socket.socket(socket.AF_UNIX))

@@ -1,4 +1,4 @@
-"""What parsers are fed with, and what is always to be so of them."""
+"""Inputs for parsers, and what must hold for all of them."""
 
 import json
 import signal
@@ -101,7 +101,7 @@ def _mutated(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401 - JSON of any 
 
 
 def read_or_refused(read: Callable[[], object], *refusals: type[Exception]) -> Exception | None:
-    """Read an input: soon, and to an end, which may be one line that says what was wrong.
+    """Read an input, which must end soon, possibly with an error of one line.
 
     Returns the refusal; any other exception is a finding.
     """
@@ -118,7 +118,7 @@ def read_or_refused(read: Callable[[], object], *refusals: type[Exception]) -> E
 
 @contextmanager
 def soon() -> Iterator[None]:
-    """End what takes longer than SOON: in the main thread alone."""
+    """Interrupt code that takes longer than SOON; only in the main thread."""
 
     def ring(_number: int, _frame: object) -> None:
         raise AssertionError(f"not within {SOON} s of a CPU")

@@ -1,4 +1,4 @@
-"""The API against its own OpenAPI document: whatever that allows, and what it forbids, is asked."""
+"""The API against its own OpenAPI document: requests that it allows, and that it forbids."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +26,7 @@ PATHS = (
 
 @pytest.fixture(scope="module", params=["dgx-a100", None])
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Run a daemon of another machine, or this one; return its document, which can be asked."""
+    """Run a daemon of another machine, or this one; return its document for requests."""
     address = f"127.0.0.1:{free_port()}"
     machine = ["--machine", request.param] if request.param else []
     with running(tmp_path_factory.mktemp("api"), *machine, listen=address) as daemon:
@@ -40,7 +40,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize(
     ("path", "mode"), [*((path, "POSITIVE") for path in PATHS), ("/plan", "NEGATIVE")]
 )
-def test_what_the_document_allows_or_forbids_is_answered_as_it_says(
+def test_requests_that_the_document_allows_or_forbids_are_answered_as_it_says(
     api: Any,  # noqa: ANN401
     path: str,
     mode: str,

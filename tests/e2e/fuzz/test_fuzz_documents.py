@@ -1,4 +1,4 @@
-"""Files and answers in JSON and of lines that somebody else wrote: read, or refused in one line."""
+"""JSON and line files of other programs: each is read, or refused in one line."""
 
 import json
 import os
@@ -72,7 +72,9 @@ DOCUMENTS: dict[str, tuple[object, Callable[[str], object]]] = {
 @pytest.mark.parametrize("name", DOCUMENTS)
 @given(data=st.data())
 @MANY
-def test_a_document_with_anything_in_it_is_read_or_refused(name: str, data: st.DataObject) -> None:
+def test_a_document_with_arbitrary_content_is_read_or_refused(
+    name: str, data: st.DataObject
+) -> None:
     whole, read = DOCUMENTS[name]
     assert read_or_refused(lambda: read(json.dumps(whole))) is None
     text = data.draw(mutants(whole))
@@ -80,7 +82,7 @@ def test_a_document_with_anything_in_it_is_read_or_refused(name: str, data: st.D
 
 
 def use(topology: Topology) -> None:
-    """Do with a topology what commands and daemons do: all of it ends in an answer or one line."""
+    """Do with a topology what commands and daemons do: each step gives an answer or one line."""
     text = dumps(to_document(topology))
     assert from_document(loads(TopologyDocument, text, "topology")) == topology
     for line in describe(topology):
@@ -98,7 +100,7 @@ def plan(topology: Topology, gpus: str, mode: str) -> None:
 
 @given(data=st.data())
 @MANY
-def test_a_node_file_with_anything_in_it_is_a_machine_or_none(
+def test_a_node_file_with_arbitrary_content_is_a_machine_or_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / NODE_FILE
@@ -151,7 +153,7 @@ FILES = {
 
 @given(st.fixed_dictionaries({name: damaged(content) for name, content in FILES.items()}))
 @MANY
-def test_damaged_files_of_proc_tell_less_and_end_nothing(
+def test_damaged_files_of_proc_give_fewer_facts_and_no_error(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "damaged-proc"
@@ -176,7 +178,7 @@ ASKED = field(1, "nri.pkg.api.v1alpha1.Plugin") + field(2, "CreateContainer")
 
 @given(BYTES, st.lists(st.binary(max_size=20) | damaged(PARTS), max_size=5))
 @MANY
-def test_any_bytes_are_read_or_a_value_error(data: bytes, parts: list[bytes]) -> None:
+def test_any_bytes_are_read_or_raise_value_error(data: bytes, parts: list[bytes]) -> None:
     trunk = Trunk()
     for reader in (read, messages.created, messages.updating, messages.listed, containers):
         with suppress(ValueError):
@@ -188,7 +190,7 @@ def test_any_bytes_are_read_or_a_value_error(data: bytes, parts: list[bytes]) ->
 
 @given(BYTES, BYTES)
 @SOME
-def test_a_runtime_never_gets_an_error(payload: bytes, request: bytes) -> None:
+def test_a_container_runtime_never_gets_an_error(payload: bytes, request: bytes) -> None:
     rules = Settings(nri="/nonexistent", nri_namespaces={"*": {}})
     plugin = NriPlugin(rules, KnownNode(Node(tiny())), lambda: None)
     for answer in (plugin._create_container, plugin._update_container, plugin._synchronize):

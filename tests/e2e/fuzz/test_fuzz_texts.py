@@ -1,4 +1,4 @@
-"""Every reader of a text: it reads anything soon, or says in one line what was wrong."""
+"""Every reader of a text: any text is read soon, or refused in one line."""
 
 from collections.abc import Callable
 

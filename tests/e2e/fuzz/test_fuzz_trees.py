@@ -1,4 +1,4 @@
-"""Trees like a kernel's with something wrong in them: a machine, or one line, and soon."""
+"""Trees like a kernel's with an error in them: each is a machine, or refused in one line, soon."""
 
 import os
 import shutil
@@ -81,7 +81,7 @@ def replace(path: Path, kind: Callable[[Path], object]) -> None:
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Whether a path's folder is one of the tree's: a link may lead to this machine's own files."""
+    """Whether a path's folder is in the tree: a link may lead to files of this machine."""
     return path.parent.is_dir() and path.parent.resolve().is_relative_to(root.resolve())
 
 
@@ -104,7 +104,7 @@ def spoil(data: st.DataObject, root: Path) -> None:
 
 @given(data=st.data())
 @SOME
-def test_a_tree_with_anything_in_it_is_a_machine_or_none(
+def test_a_tree_with_arbitrary_errors_is_a_machine_or_refused(
     data: st.DataObject, trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     name = data.draw(st.sampled_from(sorted(trees)))

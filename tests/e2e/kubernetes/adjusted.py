@@ -1,4 +1,4 @@
-"""A daemon that a real containerd knows, and the containers that it asks it about."""
+"""A daemon that a real containerd has registered, and the containers that it asks it about."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ def serving(
     before: Sequence[str] = (),
     machine: Topology | None = None,
 ) -> Iterator[AskedNode]:
-    """Run a daemon that containerd knows, with the node's own /run, by the command `before`."""
+    """Run a daemon that containerd has registered, with the node's /run, by way of `before`."""
     (folder / "run").symlink_to(CHROOT / "run")
     (cluster.root / SOCKET).parent.mkdir(exist_ok=True)
     config = folder / "affinityd.conf"
@@ -67,7 +67,7 @@ def serving(
 
 
 def facts_of(machine: Topology) -> str:
-    """Return what NVML says of a machine's GPUs."""
+    """Return NVML's facts of a machine's GPUs."""
     lines = [f"driver {DRIVER}"]
     for gpu in machine.gpus:
         lines += ["gpu", f"uuid {gpu.uuid}", f"minor {gpu.minor}", f"pci 0000{gpu.pci_bus_id}"]
@@ -100,6 +100,6 @@ def started(
 
 
 def removed(cluster: Cluster) -> None:
-    """Remove all pods: their GPUs are free again."""
+    """Remove all pods, so that their GPUs are free again."""
     for namespace in (CHOSEN, OTHER):
         cluster.run(f"kubectl delete pods --all --now -n {namespace}")

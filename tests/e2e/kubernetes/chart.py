@@ -36,12 +36,12 @@ class Chart:
         self.cluster.run(f"helm uninstall affinityd {words}")
 
     def pods(self) -> list[Any]:
-        """Return the daemons' pods, those that are about to end too."""
+        """Return the daemons' pods, also those that are terminating."""
         pods: list[Any] = self.cluster.get("pods", "-n", self.namespace, "-l", PODS)["items"]
         return pods
 
     def pod(self) -> Any:  # noqa: ANN401 - a document
-        """Return the daemon's pod, as it is now."""
+        """Return the daemon's pod in its current state."""
         (pod,) = (it for it in self.pods() if "deletionTimestamp" not in it["metadata"])
         return pod
 
@@ -50,7 +50,7 @@ class Chart:
         return self.cluster.shell(f"kubectl -n {self.namespace} exec {name} -- {command}")
 
     def exec(self, command: str) -> str:
-        """Return what a command prints in its daemon's container, whatever its status."""
+        """Return the output of a command in the daemon's container, whatever its status."""
         return self.shell(command).stdout
 
     def ask(self, path: str, port: int = 9465) -> str:
@@ -81,7 +81,7 @@ PORT = 9466
 
 @contextmanager
 def named(chart: Chart) -> Iterator[None]:
-    """Have the name of the chart's Service answer DNS, and its address reach the daemon's pod."""
+    """Make the Service's name resolve, and its address lead to the daemon's pod."""
     run = chart.cluster.run
     service = chart.cluster.get("service", "affinityd", "-n", chart.namespace)
     address, name = service["spec"]["clusterIP"], f"affinityd.{chart.namespace}"
@@ -110,7 +110,7 @@ def named(chart: Chart) -> Iterator[None]:
 
 
 def _endpoint(chart: Chart) -> str:
-    """Return the address to which kube-proxy would send what comes for the Service; empty: none."""
+    """Return the address to which kube-proxy would send the Service's traffic; empty: none."""
     label = "kubernetes.io/service-name=affinityd"
     (part,) = chart.cluster.get("endpointslices", "-n", chart.namespace, "-l", label)["items"]
     if not part.get("endpoints"):
@@ -132,13 +132,13 @@ HOLD = "until [ -e /affinity/go ]; do /bin/busybox sleep 0.1; done"
 
 @dataclass(frozen=True)
 class Job:
-    """A job's pod; its program has GPU 0."""
+    """A job's pod, whose program has GPU 0."""
 
     cluster: Cluster
     name: str
 
     def start(self, command: Sequence[str] = LOOKS, *, held: bool = False) -> None:
-        """Create it; `held`: it waits between its init container and its program for `go`."""
+        """Create the pod; `held`: it waits for `go` between its init container and its program."""
         mounts = [
             {"name": "affinity", "mountPath": "/affinity"},
             {"name": "affinityd", "mountPath": "/run/affinityd", "readOnly": True},
@@ -169,7 +169,7 @@ class Job:
         self.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
 
     def wait_for(self, container: str) -> None:
-        """Wait until one of its containers runs, or has run."""
+        """Wait until one of its containers is running, or has run."""
 
         def is_running() -> bool:
             status = self.cluster.get("pod", self.name)["status"]
@@ -186,7 +186,7 @@ class Job:
         return self.cluster.run(f"kubectl logs {self.name} -c {container}").splitlines()
 
     def says(self) -> set[str]:
-        """Return the lines of its program and of `run`, which are on two streams, once it runs."""
+        """Return the output lines of its program and of `run`, on both streams, once it runs."""
         self.wait_for("app")
         eventually(lambda: "Cpus_allowed_list" in "".join(self.log()), f"{self.name} has looked")
         return {*self.log()}

@@ -1,4 +1,4 @@
-"""A real Kubernetes of one node, by the rig that lies beside the checkout."""
+"""A real Kubernetes of one node, made by the rig beside the checkout."""
 
 import fcntl
 import json
@@ -53,7 +53,7 @@ AFFINITYD = tuple(f"{place}/affinityd:{__version__}" for place in ("localhost", 
 
 @dataclass(frozen=True)
 class Process:
-    """A program in a container, as it is now."""
+    """A program in a container, in its current state."""
 
     pid: int
 
@@ -72,7 +72,7 @@ class Process:
 
     @property
     def cpuset(self) -> str:
-        """What kubelet gave its container."""
+        """The cpuset that kubelet gave its container."""
         lines = Path(f"/proc/{self.pid}/cgroup").read_text().splitlines()
         (folder,) = (line.split(":")[2] for line in lines if ":cpuset:" in line)
         return Path(f"{CPUSETS}{folder}/cpuset.cpus").read_text().strip()
@@ -88,7 +88,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster; `environment`: of the rig's commands."""
+    """A running cluster; `environment`: for the rig's commands."""
 
     environment: Mapping[str, str]
     folder: Path
@@ -117,12 +117,12 @@ class Cluster:
 
     @property
     def root(self) -> Path:
-        """The node's root folder: what a hostPath begins with."""
+        """The node's root folder, to which a hostPath is relative."""
         return self._namespaces / "root" / CHROOT.relative_to("/")
 
     @property
     def network(self) -> list[str]:
-        """What runs a command in the node's network, where pods and the API server answer."""
+        """The command that runs another in the node's network, with pods and API server."""
         return ["nsenter", f"--net={self._namespaces}/ns/net"]
 
     @property
@@ -130,7 +130,7 @@ class Cluster:
         return ["nsenter", f"--mount={self._namespaces}/ns/mnt"]
 
     def shell(self, script: str, text: str | None = None) -> Ended:
-        """Run a script as an administrator, who has kubectl and helm, in a checkout."""
+        """Run a script as an administrator with kubectl and helm, in a checkout."""
         programs = self.folder / "bin"
         env = {
             **self.environment,
@@ -147,7 +147,7 @@ class Cluster:
         return ended.stdout
 
     def load(self, image: str, *names: str) -> None:
-        """Have the node know an image of tests/e2e/containers, by its own name and by others."""
+        """Load an image of tests/e2e/containers into the node, by its own name and by others."""
         archive = self.folder / "archive.tar"
         podman("save", "--quiet", f"--output={archive}", image)
         self.rig("load", os.fspath(archive))
@@ -170,7 +170,7 @@ class Cluster:
         self.rig("kubectl", "apply", "-f", "-", text=json.dumps(document))
 
     def claim_device(self, driver: str, pool: str, device: str, namespace: str) -> None:
-        """Make objects of DRA: a class, the only device of the node, and a claim `one` of it."""
+        """Create objects of DRA: a class, the node's only device, and a claim `one` for it."""
         slice_ = {"driver": driver, "nodeName": NODE, "devices": [{"name": device}]}
         request = {"name": "gpu", "exactly": {"deviceClassName": driver}}
         specs = {
@@ -235,7 +235,7 @@ def running(folder: Path, **settings: str) -> Iterator[Cluster]:
 
 
 def _mend_exec() -> None:
-    """Have containerd find a runc in PATH whose containers `kubectl exec` can enter."""
+    """Give containerd a runc in PATH whose containers `kubectl exec` can enter."""
     program = CHROOT / "usr/local/bin/runc"
     shutil.copy(Path(__file__).with_name("runc.sh"), program)
     program.chmod(0o755)
@@ -254,7 +254,7 @@ def _give_programs(folder: Path) -> None:
 
 @contextmanager
 def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iterator[None]:
-    """Announce GPUs by their ids, each on a NUMA node; `first`: the first's device minor."""
+    """Announce GPUs by their ids, each on a NUMA node; `first`: device minor of the first."""
     minors = range(first, first + len(devices))
     words = [
         f"{it}={node}:/rig/dev/nvidia{minor}:/dev/nvidia{minor}"
@@ -272,7 +272,7 @@ def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iter
 
 @contextmanager
 def device_plugin(cluster: Cluster, resource: str, ways: str, *gpus: str) -> Iterator[None]:
-    """Run a device plugin, as kubelet_plugins.py has it, from when the node has its GPUs."""
+    """Run a device plugin, kubelet_plugins.py; the block begins when the node has its GPUs."""
     with kubelet_plugin("devices", KUBELET / "device-plugins", resource, ways, *gpus):
         field = f"jsonpath='{{.status.allocatable.{resource.replace('.', chr(92) + '.')}}}'"
         wait = f"kubectl wait node {NODE} --for={field}={len(gpus)}"
@@ -282,7 +282,7 @@ def device_plugin(cluster: Cluster, resource: str, ways: str, *gpus: str) -> Ite
 
 @contextmanager
 def kubelet_plugin(*words: str | Path) -> Iterator[None]:
-    """Run kubelet_plugins.py, from when kubelet knows it."""
+    """Run kubelet_plugins.py; the block begins when kubelet has registered it."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.e2e.kubernetes.kubelet_plugins", *words],
         cwd=REPOSITORY,

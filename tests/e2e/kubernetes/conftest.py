@@ -1,4 +1,4 @@
-"""A cluster needs root, and the rig that makes it. A module may have a cluster of its own kind."""
+"""A cluster needs root, and its rig. A module may have a cluster of its own kind."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from tests.e2e.kubernetes.cluster import RIGS, Cluster, running
 
 @pytest.fixture(autouse=True, scope="session")
 def rig() -> None:
-    """Skip where no cluster can be made."""
+    """Skip if no cluster can be made."""
     if os.geteuid() != 0:
         pytest.skip("only root runs a cluster")
     if not RIGS.exists():
@@ -29,14 +29,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def pods_end(cluster: Cluster) -> Iterator[None]:
-    """Have the pods of a test end with it: their GPUs are free again."""
+    """Remove a test's pods at its end, so that their GPUs are free again."""
     yield
     removed(cluster)
 
 
 @pytest.fixture(scope="module")
 def values(cluster: Cluster) -> Mapping[str, Any]:
-    """Return the values by which the chart's daemon is on a machine with two NUMA nodes."""
+    """Return chart values with which the daemon sees a machine with two NUMA nodes."""
     assert cluster.root.exists()  # written into it
     return machine.values()
 

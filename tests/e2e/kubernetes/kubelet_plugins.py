@@ -1,4 +1,4 @@
-"""A device plugin, or a DRA driver, of the tests; to kubelet they are as NVIDIA's are.
+"""A device plugin, or a DRA driver, of the tests, which kubelet sees as one like NVIDIA's.
 
 devices FOLDER RESOURCE WAYS ID=NODE:FILE:NAME...: kubelet's folder of device plugins, the resource,
 and GPUs, each with its NUMA node, its device file on the node, and that file's name in a container.
@@ -28,7 +28,7 @@ Answer = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
-    """Answers kubelet; any other method is answered with an empty message."""
+    """Answers kubelet; methods that it does not define get an empty message."""
 
     methods: Mapping[str, Answer]
     devices: bytes = b""  #: what ListAndWatch sends, once
@@ -90,7 +90,7 @@ def announce_devices(folder: str, resource: str, ways: str, *gpus: str) -> Any: 
 def prepare_claims(  # noqa: PLR0917 - words of a command line
     seen: str, here: str, name: str, pool: str, device: str, cdi: str = ""
 ) -> Any:  # noqa: ANN401
-    """Serve until kubelet knows the driver: it deletes a ResourceSlice of an unknown one."""
+    """Serve until kubelet has registered the driver: it deletes unknown ones' ResourceSlices."""
     registered = threading.Event()
 
     def info(_request: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""A node whose kernel seems to have two NUMA nodes, a CPU and one of AMD's GPUs on each.
+"""A node whose kernel seems to have two NUMA nodes, each with a CPU and an AMD GPU.
 
-Their driver has all that it knows in /sys, which can be mounted over in a container; NVIDIA's has
-it in /proc, which cannot.
+AMD's driver has all of its facts in /sys, which a container can mount over; NVIDIA's has some in
+/proc, which it cannot.
 """
 
 import os
@@ -24,9 +24,9 @@ GPU_ID = 4711  #: KFD's own number of GPU 0
 
 
 def values() -> Mapping[str, Any]:
-    """Write the machine's files, and return the values by which the chart's daemon is on it.
+    """Write the machine's files; return the chart values with which the daemon sees them.
 
-    They are mounted over the kernel's own: to the daemon the machine is live, and not replayed.
+    They are mounted over the kernel's own files: to the daemon the machine is live, not replayed.
     """
     shutil.rmtree(_HERE, ignore_errors=True)
     machine = tiny()
@@ -56,12 +56,12 @@ def uuid(gpu: int) -> str:
 
 
 def device_file(gpu: int) -> str:
-    """Return where the device file of a GPU is, on the node."""
+    """Return the path of a GPU's device file on the node."""
     return f"{FOLDER}/{_device(gpu).name}"
 
 
 def use(gpu: int, pid: int) -> None:
-    """Have the driver say that a process holds memory of a GPU, from the next scan on."""
+    """Make the driver say that a process holds memory of a GPU, from the next scan on."""
     held = _KFD / f"proc/{pid}/vram_{GPU_ID + gpu}"
     held.parent.mkdir()
     held.write_text(f"{2**30}\n")

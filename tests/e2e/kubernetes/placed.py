@@ -1,4 +1,4 @@
-"""Pods of a cluster as the node has them: their processes, cpusets and masks."""
+"""Pods of a cluster as the node sees them: their processes, cpusets and masks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ class Pod:
         return self.cluster.shell(f"kubectl logs {words}").stdout
 
     def processes(self, number: int = 1) -> list[Process]:
-        """Return the programs that `run` has started in it, once there are so many."""
+        """Return the programs that `run` has started in the pod, once there are `number`."""
         self.wait("phase", "Running")
         uid = self.now["metadata"]["uid"]
         programs: list[Process] = []
@@ -91,12 +91,12 @@ def created(cluster: Cluster, manifest: Mapping[str, Any]) -> Iterator[Pod]:
 
 
 def near(process: Process) -> str:
-    """Return the CPU near the GPU that it is to use."""
+    """Return the CPU near the GPU that a process uses."""
     return str(CPUS[GPUS[process.environment["NVIDIA_VISIBLE_DEVICES"]]])
 
 
 def check(process: Process) -> None:
-    """Check that a process has near CPUs if its cpuset has any, and says so."""
+    """Check that a process has near CPUs if its cpuset has any, and reports them."""
     is_local = parse_list(near(process)) <= parse_list(process.cpuset)
     assert process.cpus == (near(process) if is_local else process.cpuset)
     assert process.environment["AFFINITYD_CPULIST"] == process.cpus
@@ -120,10 +120,10 @@ STAYS = "; import sys, time; sys.stdout.flush(); time.sleep(1e5)"
 
 
 def load_example(name: str, daemon: str) -> list[dict[str, Any]]:
-    """Return the objects of an example, fitted to the node; `daemon`: the address of its pod.
+    """Return the objects of an example, adapted to the node; `daemon`: the address of its pod.
 
-    Images, volumes, variables and commands are as they are, but for the address of the Service,
-    which has no DNS here, and the rule that a pair runs on two nodes.
+    Images, volumes, variables and commands are unchanged, except the address of the Service, which
+    has no DNS here, and the rule that a pair runs on two nodes.
     """
     objects: list[dict[str, Any]] = list(yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text()))
     for document in objects:

@@ -25,7 +25,7 @@ ALONE = "affinityd run: no affinityd is here to be asked; planned from /affinity
 
 @pytest.fixture(scope="module")
 def values(cluster: Cluster) -> Mapping[str, Any]:
-    """Return the chart's values on a node where another user's daemon has left its folder."""
+    """Return chart values for a node on which another user's daemon has left its folder."""
     folder = cluster.root / "run/affinityd"
     folder.mkdir(mode=0o700)
     (folder / "node.json").write_text("{}")
@@ -86,13 +86,13 @@ def helm_test(chart: Chart) -> tuple[int, str]:
     return ended.status, ended.stdout.partition("POD LOGS: affinityd-test\n")[2].strip()
 
 
-def test_helm_test_prints_a_plan_that_came_over_the_service(chart: Chart) -> None:
+def test_helm_test_prints_a_plan_fetched_over_the_service(chart: Chart) -> None:
     with named(chart):
         assert helm_test(chart) == (0, chart.ask(PLAN).strip())
 
 
 def test_an_upgrade_turns_the_audit_on(chart: Chart, values: Mapping[str, Any], job: Job) -> None:
-    """The daemon names a job without the init container, and leaves it where it runs."""
+    """The daemon names a job that has no init container, and does not pin it."""
     before = {pid: mask_of(pid) for pid in job.pids}
     old = chart.pod()["metadata"]["uid"]
     audit = {"enabled": True, "runtimeClassName": ""}
@@ -123,7 +123,7 @@ print(connection.getresponse().read().decode())
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_a_tenant_s_pod_sees_counts_only_of_another_s_of_the_same_uid(
+def test_a_tenant_s_pod_sees_only_counts_of_another_with_the_same_uid(
     chart: Chart, uid: int
 ) -> None:
     cluster = chart.cluster
@@ -169,7 +169,7 @@ def test_a_job_starts_while_no_node_is_chosen_and_helm_test_says_so(chart: Chart
     assert "from the daemon" in late.log("affinity")[-1]
 
 
-def test_nothing_of_the_chart_is_left_and_jobs_start_without_it(chart: Chart) -> None:
+def test_nothing_of_the_chart_remains_and_jobs_start_without_it(chart: Chart) -> None:
     chart.uninstall()
     eventually(lambda: not chart.pods(), "the daemon has gone")
     kinds = chart.cluster.run("kubectl api-resources --verbs=list --namespaced -o name").split()

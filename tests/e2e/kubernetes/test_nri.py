@@ -83,7 +83,7 @@ def test_chosen_containers_with_gpus_are_adjusted(cluster: Cluster, tmp_path: Pa
 
 
 def test_a_pod_chooses_by_annotations(cluster: Cluster, tmp_path: Path) -> None:
-    """Memory is bound only to nodes that the pod may use: the kernel here has node 0 alone."""
+    """Memory is bound only to nodes that the pod may use: the kernel here has only node 0."""
     with serving(cluster, tmp_path):
         choices = {"affinityd/switch": "on", "affinityd/mode": "socket", "affinityd/memory": "near"}
         containers = [container(f"c{number}") for number in range(len(GPUS))]
@@ -96,7 +96,7 @@ def test_a_pod_chooses_by_annotations(cluster: Cluster, tmp_path: Path) -> None:
         assert (watched.cpus, [*watched.told]) == (BOTH, ["AFFINITYD_UNPINNED"])
 
 
-def test_a_pod_s_own_request_counts_for_a_container_without_one(
+def test_a_pod_level_request_counts_for_a_container_without_one(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     one = {**container("one"), "resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -109,7 +109,7 @@ def test_a_pod_s_own_request_counts_for_a_container_without_one(
         assert process.cpus == (NEAR, FAR)[process.gpu // 2]
 
 
-def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one_again(
+def test_a_container_started_without_the_daemon_is_placed_and_placed_again_when_resized(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     beside = container("beside", gpus=0, NVIDIA_VISIBLE_DEVICES="0")  # as libnvidia-container does
@@ -131,10 +131,10 @@ def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one
         eventually(lambda: node.samples("nri_containers", "state") == none, "they are forgotten")
 
 
-def test_a_container_that_was_missed_is_placed_when_kubelet_answers(
+def test_a_missed_container_is_placed_when_kubelet_answers(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """It is privileged, and has every device file: kubelet alone knows its GPU."""
+    """It is privileged, and has every device file: only kubelet knows its GPU."""
     resource, kubelet = "file.example.com/gpu", tmp_path / "kubelet.sock"
     amount = {resource: "1"}
     one = {
@@ -156,10 +156,8 @@ def test_a_container_that_was_missed_is_placed_when_kubelet_answers(
         cluster.run("kubectl delete pod missed --now")
 
 
-def test_a_container_gets_no_cpu_that_is_another_pod_s_own(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """Kubelet's shared pool is empty: then it sends no cpuset. It is asked, and its word counts."""
+def test_a_container_gets_no_exclusive_cpu_of_another_pod(cluster: Cluster, tmp_path: Path) -> None:
+    """Kubelet's shared pool is empty, so it sends no cpuset; it is asked, and its answer counts."""
     strict = {
         "cpuManagerPolicy": "static",
         "cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"},

@@ -1,4 +1,4 @@
-"""The chart's daemon, in its pod, places what a real containerd creates, however its GPU came."""
+"""The chart's daemon, in its pod, places a real containerd's containers, with any way of GPU."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def values(cluster: Cluster) -> Mapping[str, Any]:
 
 @pytest.fixture(scope="module")
 def gpus(chart: Chart) -> Iterator[Chart]:
-    """Have kubelet give GPU 1 in each way, and the runtime know the chart's daemon."""
+    """Have kubelet give GPU 1 in each way, and the runtime register the chart's daemon."""
     folder = CHROOT / "etc/cdi"
     folder.mkdir(exist_ok=True)
     for name, kind in (("plugin", WAYS["cdi"]), ("driver", f"{DRIVER}/gpu")):
@@ -85,13 +85,13 @@ def asking(name: str, resource: str | None) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_gpu_of_a_device_plugin_is_known(gpus: Chart, way: str) -> None:
+def test_a_gpu_given_by_a_device_plugin_is_known(gpus: Chart, way: str) -> None:
     (process,) = started(gpus.cluster, way, asking(way, WAYS[way])).values()
     assert (process.cpus, process.told["AFFINITYD_LOCALITY"]) == (FAR, "local")
     assert process.has_socket
 
 
-def test_a_gpu_of_a_driver_of_dra_is_known(gpus: Chart) -> None:
+def test_a_gpu_given_by_a_dra_driver_is_known(gpus: Chart) -> None:
     gpus.cluster.claim_device(DRIVER, "gpus", "gpu-1", CHOSEN)
     plain = asking("dra", None)
     resources = {**plain["resources"], "claims": [{"name": "gpu"}]}
@@ -114,7 +114,7 @@ def test_a_namespace_has_a_default_for_pods_that_do_not_choose(gpus: Chart) -> N
     assert (near.cpus, near.told["AFFINITYD_LOCALITY"]) == (FAR, "local")
 
 
-def test_pods_that_start_while_the_daemon_is_away_are_placed_when_it_is_back(gpus: Chart) -> None:
+def test_pods_that_start_without_the_daemon_are_placed_when_it_is_back(gpus: Chart) -> None:
     gpus.cluster.run(f"kubectl label node {NODE} {LABEL.split('=')[0]}-")
     eventually(lambda: not gpus.pods(), "the daemon has gone")
     early = [
@@ -128,7 +128,7 @@ def test_pods_that_start_while_the_daemon_is_away_are_placed_when_it_is_back(gpu
     eventually(lambda: metric in gpus.ask("/metrics"), "they are counted")
 
 
-def test_a_placed_container_has_its_pod_s_cpus_again_when_it_restarts_without_the_daemon(
+def test_a_placed_container_restarted_without_the_daemon_has_its_pod_s_cpus(
     gpus: Chart,
 ) -> None:
     (process,) = started(gpus.cluster, "stays", asking("c", WAYS["file"])).values()

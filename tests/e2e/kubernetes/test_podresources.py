@@ -1,4 +1,4 @@
-"""The daemon names pods by a real kubelet: who has which GPU, and which CPUs."""
+"""The daemon names pods by a real kubelet: which has which GPU, and which CPUs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ DRIVER, POOL = "gpu.nvidia.com", "gpus"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Run a cluster whose only GPU by a device plugin is far from the CPUs that kubelet gives."""
+    """Run a cluster whose only device-plugin GPU is far from the CPUs that kubelet gives."""
     with running(tmp_path_factory.mktemp("cluster")) as cluster:
         two_nodes.mount(cluster)
         with two_nodes.kubelet(cluster, topology="best-effort", gpus={uuid(FAR_GPU): 0}):
@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def far(cluster: Cluster) -> int:
-    """Run a pod with the CPU that is far from its GPU; return its process."""
+    """Run a pod on the CPU that is far from its GPU; return its process."""
     amount = {**of_cluster.ONE_CPU, "nvidia.com/gpu": "1"}
     return created(cluster, "far", {"requests": amount, "limits": amount})
 
@@ -60,7 +60,7 @@ def created(cluster: Cluster, name: str, resources: Mapping[str, Any], **more: o
 
 
 def named_process(node: ScanningNode, pid: int) -> Any:  # noqa: ANN401 - a document
-    """Return the process at /audit, once the pod of it is known."""
+    """Return the process's entry in /audit, once its pod is known."""
     processes: list[Any] = []
 
     def is_named() -> bool:
@@ -84,7 +84,7 @@ def test_a_pod_that_kubelet_placed_far_has_a_remedy(far: int, node: ScanningNode
     assert process["remedy"] == REMEDY
 
 
-def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: ScanningNode) -> None:
+def test_a_pod_with_a_gpu_by_dra_is_named(cluster: Cluster, node: ScanningNode) -> None:
     driver = ("/var/lib/kubelet", KUBELET, DRIVER, POOL, f"gpu-{DRA_GPU}")
     with kubelet_plugin("claims", *driver):
         cluster.claim_device(DRIVER, POOL, f"gpu-{DRA_GPU}", "default")
@@ -100,7 +100,7 @@ def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: ScanningNode) -> None:
 
 
 def test_the_runtime_names_pods_that_share_a_gpu(cluster: Cluster) -> None:
-    """Kubelet knows nothing of their GPU, as it knows not who has which slice of its time."""
+    """Kubelet does not know their GPU, nor which pod has which of its time slices."""
     pids = {name: created(cluster, name, {}) for name in ("slice-a", "slice-b")}
     runtime = f"--nri={cluster.root}/run/nri/nri.sock"
     words = ("--pod-resources", str(POD_RESOURCES), runtime)
@@ -130,7 +130,7 @@ print(sum(resident_memory({pid}).drawn.values()) > 0)
     ("audit", "capabilities"),
     [({}, "0000000000000000"), ({"hostMemory": True}, "0000000000080000")],
 )
-def test_the_chart_s_daemon_asks_kubelet_and_looks_at_memory_if_it_may(
+def test_the_chart_s_daemon_asks_kubelet_and_samples_memory_if_it_may(
     cluster: Cluster, far: int, audit: Mapping[str, bool], capabilities: str
 ) -> None:
     assert far

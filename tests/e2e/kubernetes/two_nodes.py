@@ -1,7 +1,7 @@
 """A cluster whose node seems to have two NUMA nodes, a CPU and a GPU on each.
 
-kubelet finds NUMA nodes in /sys, so files mounted there have its Topology Manager decide over both.
-The CPUs are this machine's, and the cpusets are real.
+kubelet finds NUMA nodes in /sys, so its Topology Manager sees both in the files that are mounted
+there. The CPUs are this machine's, and the cpusets are real.
 """
 
 import json
@@ -34,7 +34,7 @@ VALUES: Mapping[str, Any] = {
 
 
 def mount(cluster: Cluster) -> None:
-    """Have the node's /sys show two NUMA nodes, to a kubelet that starts after this."""
+    """Mount a /sys with two NUMA nodes, for a kubelet that starts after this."""
     machine = tiny()
     named = zip(machine.gpus, GPUS, strict=True)
     gpus = tuple(replace(gpu, uuid=it) for gpu, it in named)
@@ -42,7 +42,7 @@ def mount(cluster: Cluster) -> None:
 
 
 def mount_machine(cluster: Cluster, machine: Topology, *folders: str) -> None:
-    """Have these folders of the node's /sys be those of a machine."""
+    """Mount a machine's files over these folders of the node's /sys."""
     tree = CHROOT / MACHINE.lstrip("/")
     shutil.rmtree(tree, ignore_errors=True)
     write_tree(machine, tree)

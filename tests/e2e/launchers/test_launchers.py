@@ -1,4 +1,4 @@
-"""`affinityd exec` as the entry of real launchers: Slurm's srun and sbatch, two mpiruns."""
+"""`affinityd exec` under real launchers: Slurm's srun and sbatch, two mpiruns."""
 
 import os
 import re
@@ -16,7 +16,7 @@ EXEC = (sys.executable, str(REPOSITORY / "bin/affinityd"), "exec")
 
 @pytest.fixture
 def entry(release: str) -> tuple[str, ...]:
-    """Return `affinityd exec` by the Python that is where Slurm is."""
+    """Return `affinityd exec` with the Python of the Slurm release's root."""
     there = ("env", f"PYTHONPATH={REPOSITORY}", "/usr/bin/python3", *EXEC[1:])
     return EXEC if release == HOST else there
 
@@ -54,7 +54,7 @@ def test_each_task_of_srun_is_near_its_gpus(
     assert masks(cluster.srun(*srun, *entry, *words, "--", *LOOK, env=here)) == cpus
 
 
-def test_tasks_that_srun_binds_exchange_their_cpus_and_those_it_does_not_bind_stay(
+def test_tasks_bound_by_srun_exchange_cpus_and_unbound_ones_stay(
     here: Mapping[str, str], release: str, entry: tuple[str, ...]
 ) -> None:
     again = [*entry, "--", *entry, "--", *LOOK]  # an exec in an exec has the same answer
@@ -88,7 +88,7 @@ def test_ranks_keep_their_cpus_and_choose_the_gpus_near_them(
     assert found == [("0", FAR, "1"), ("1", NEAR, "0")]
 
 
-def test_ranks_that_mpirun_binds_none_of_choose_a_gpu_each(here: Mapping[str, str]) -> None:
+def test_ranks_that_mpirun_did_not_bind_choose_a_gpu_each(here: Mapping[str, str]) -> None:
     env = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here}  # noqa: S108 - Open MPI's own
     tell = ("sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $CUDA_VISIBLE_DEVICES")
     done = ran(
@@ -129,7 +129,7 @@ STAYS = "bound this rank; {}"
         (("taskset", "-c", FAR, *MPICH), (), (), {}, [FAR, FAR], None),
     ],
 )
-def test_what_a_launcher_bound_a_rank_to_stays(
+def test_a_rank_keeps_the_cpus_to_which_its_launcher_bound_it(
     here: Mapping[str, str],
     *,
     mpirun: tuple[str, ...],
@@ -139,7 +139,7 @@ def test_what_a_launcher_bound_a_rank_to_stays(
     cpus: list[str],
     switch: str | None,
 ) -> None:
-    """Also in a mode that divides what the ranks have together, and where it is far."""
+    """Also in a mode that divides the CPUs that ranks share, and if they are far."""
     environ = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here, **env}  # noqa: S108
     tell = ("sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $AFFINITYD_LOCALITY")
     rank = ("sh", "-c", 'echo "${OMPI_COMM_WORLD_LOCAL_RANK:-$MPI_LOCALRANKID}: $("$@")"', "sh")

@@ -1,7 +1,7 @@
-"""affinityd's machine is hwloc's: on captured trees, on written ones, and here.
+"""affinityd's machine equals hwloc's: on captured trees, on written ones, and here.
 
-hwloc (Debian: hwloc-nox) is asked for every CPU that is online, those included that a cgroup of the
-captured machine forbids. Slurm's numbers of cores are its logical ones.
+hwloc (Debian: hwloc-nox) is asked for every online CPU, even if a cgroup of the captured machine
+forbids it. Slurm's core numbers are hwloc's logical ones.
 """
 
 import os
@@ -41,7 +41,7 @@ SLURMD = [word for kind in LEFT_OUT for word in ("--filter", f"{kind}:none")]
 
 @dataclass(frozen=True)
 class Machine:
-    """What two tools must agree on."""
+    """The facts on which both tools must agree."""
 
     cores: frozenset[CpuSet]
     packages: frozenset[CpuSet]
@@ -117,7 +117,7 @@ def test_a_machine_is_what_lstopo_sees_and_its_cores_have_slurms_numbers(
     assert [frozenset(core.cpus) for core in SlurmCores(ours).order] == numbered
 
 
-def test_the_machine_at_hand_is_what_lstopo_sees() -> None:
+def test_this_machine_is_what_lstopo_sees() -> None:
     assert by_affinityd(discover(open_tree("/"), None)) == by_lstopo(dict(os.environ))
 
 
@@ -129,7 +129,7 @@ def _groups(pairs: Iterable[tuple[object, int]]) -> frozenset[CpuSet]:
 
 
 def _owned(nodes: dict[int, CpuSet]) -> dict[int, CpuSet]:
-    """Leave each CPU to its lowest node: hwloc shows nodes without CPUs with their neighbour's."""
+    """Give each CPU to its lowest node only: hwloc shows nodes without CPUs with a neighbor's."""
     taken: set[int] = set()
     owned = {}
     for number, cpus in sorted(nodes.items()):

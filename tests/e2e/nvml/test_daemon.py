@@ -1,4 +1,4 @@
-"""The daemon on a live machine that has NVIDIA's driver, as far as that can be had without one."""
+"""The daemon on a live machine with NVIDIA's driver, as far as possible without one."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ def node(tmp_path: Path) -> LiveNode:
     return LiveNode(tmp_path)
 
 
-def test_a_new_mig_instance_is_looked_for(node: LiveNode) -> None:
+def test_a_new_mig_instance_is_found(node: LiveNode) -> None:
     with node.running() as daemon:
         gpu = daemon.plan(f"gpus={UUID[:12]}&mode=node")["ranks"][0]["gpu"]
         assert (gpu["index"], gpu["uuid"], gpu["model"]) == (0, UUID, MODEL)
@@ -33,7 +33,7 @@ def test_a_new_mig_instance_is_looked_for(node: LiveNode) -> None:
 
 
 @pytest.mark.parametrize("name", [MIG, f"MIG-{UUID}/1/0"])
-def test_a_mig_job_is_planned_without_a_daemon_or_told_what_lacks(
+def test_a_mig_job_is_planned_without_a_daemon_or_told_what_is_missing(
     node: LiveNode, name: str
 ) -> None:
     env = {"AFFINITYD_SOCKET": "/nonexistent", "CUDA_VISIBLE_DEVICES": name}
@@ -46,7 +46,7 @@ def test_a_mig_job_is_planned_without_a_daemon_or_told_what_lacks(
     assert "only NVML knows MIG instances: NVML" in lines
 
 
-def test_between_scans_nothing_holds_the_driver(node: LiveNode) -> None:
+def test_between_scans_no_process_holds_the_driver(node: LiveNode) -> None:
     with node.running("--scan-interval", "3600") as daemon:
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
         (scanner,) = children_of(daemon.process.pid)
@@ -68,7 +68,7 @@ def test_a_daemon_says_why_nvml_fails(node: LiveNode) -> None:
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
 
 
-def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(node: LiveNode) -> None:
+def test_a_plan_requested_at_once_waits_for_the_first_reading(node: LiveNode) -> None:
     go = node.folder / "go"
     node.says(f"nvmlInitWithFlags until {go}")
 

@@ -1,4 +1,4 @@
-"""Every answer here comes out of a real libnvidia-ml.so.1, through pynvml, in a real child."""
+"""Answers of a real libnvidia-ml.so.1, through pynvml, in a real child."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ NOT_UTF_8 = "'utf-8' codec can't decode byte 0xff in position 4: invalid start b
 
 @pytest.fixture
 def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Facts:
-    """Let NVML answer from a text, in the words of libnvidia_ml.c."""
+    """Make NVML answer from a text, in the format of libnvidia_ml.c."""
 
     def write(text: str) -> Path:
         device = tmp_path / "nvidiactl"
@@ -54,7 +54,7 @@ def holders(file: Path) -> set[int]:
     return {process for process in processes if file in open_files(process)}
 
 
-def test_everything_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(facts: Facts) -> None:
+def test_all_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(facts: Facts) -> None:
     full = f"{GPU}\n model NVIDIA A100\n node 48-63,176-191"
     named = replace(KNOWN, model="NVIDIA A100", node_cpus=parse_list("48-63,176-191"))
     rows = (
@@ -108,7 +108,7 @@ def test_a_report_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.Mo
     assert "affinityd's extra nvml" in (report.remedy or "")
 
 
-def test_the_mask_of_the_asker_changes_no_answer(facts: Facts) -> None:
+def test_the_mask_of_the_caller_does_not_change_the_answer(facts: Facts) -> None:
     online = _online()
     facts(f"masked\ngpu\n node {format_list(online)}")
     mask = os.sched_getaffinity(0)
@@ -121,8 +121,8 @@ def test_the_mask_of_the_asker_changes_no_answer(facts: Facts) -> None:
     assert gpu.node_cpus == (online)
 
 
-def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
-    """An online CPU that no kernel has stands for one that the asker's cpuset leaves out."""
+def test_a_child_that_may_not_run_on_every_cpu_reports_no_affinity(facts: Facts) -> None:
+    """A CPU that is online but that no kernel has stands for one outside the caller's cpuset."""
     facts("gpu\n uuid GPU-0\n node 48-63")
     code = (
         "from affinityd.discovery.nvml import query as nvml; "
@@ -133,7 +133,7 @@ def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
 
 
 @pytest.mark.parametrize("actions", [["helper", "hang"], ["helper"]])
-def test_an_nvml_that_hangs_is_ended(facts: Facts, actions: list[str]) -> None:
+def test_a_hanging_nvml_is_killed(facts: Facts, actions: list[str]) -> None:
     device = facts("\n".join(f"fail nvmlDeviceGetCount_v2 {action}" for action in actions))
     assert query(timeout=1) == NvmlReport(
         gpus=None, error="NVML did not answer in time", is_late=True
@@ -153,7 +153,7 @@ def test_only_the_child_ever_holds_the_driver_open(facts: Facts, tmp_path: Path)
     assert not holders(device)
 
 
-def test_a_child_whose_asker_was_killed_ends_by_itself(facts: Facts) -> None:
+def test_a_child_whose_parent_was_killed_exits_by_itself(facts: Facts) -> None:
     device = facts("fail nvmlDeviceGetCount_v2 hang")
     code = "from affinityd.discovery.nvml.query import query_gpus; query_gpus(1)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY) as asker:
@@ -162,7 +162,9 @@ def test_a_child_whose_asker_was_killed_ends_by_itself(facts: Facts) -> None:
     eventually(lambda: not holders(device), "the child ends")
 
 
-def test_no_other_code_runs(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_child_runs_no_code_of_the_caller_s_environment(
+    facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts("fail nvmlInitWithFlags print\ngpu")  # its words are no answer either
     for module in ("pynvml", "signal", "sitecustomize"):
         (tmp_path / f"{module}.py").write_text("import os; os._exit(7)")
@@ -181,7 +183,7 @@ print(dumps(query_processes(10)))
 
 
 def query_processes() -> nvml.ProcessReport:
-    """Ask in a new Python: a fork has the library path with which its parent was started."""
+    """Query in a new Python: a fork keeps the library path with which its parent was started."""
     printed = subprocess.check_output([sys.executable, "-c", QUERY], cwd=REPOSITORY, text=True)
     return read_report(nvml.ProcessReport, printed)
 
@@ -213,7 +215,7 @@ def failed(error: str) -> GpuProcesses:
     return replace(NO_PROCESS, error=error)
 
 
-def test_the_processes_of_every_gpu_that_answers_are_named(facts: Facts) -> None:
+def test_the_processes_of_every_gpu_that_answers_are_listed(facts: Facts) -> None:
     rows = (
         (f"uuid GPU-0\n pci 00010000:0F:00.0\n {ALL}", NAMED),
         ("uuid GPU-\x070", replace(NO_PROCESS, uuid="GPU-?0")),  # as the topology has it

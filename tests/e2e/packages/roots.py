@@ -1,4 +1,4 @@
-"""Packages of this checkout, and roots of Debian that are made for a test and go with it."""
+"""Packages of this checkout, and roots of Debian that are made for a test and removed after it."""
 
 import os
 import re
@@ -24,7 +24,7 @@ RECORDS = (
 
 
 def built(kind: str, folder: Path, checkout: Path = REPOSITORY) -> dict[str, Path]:
-    """Return the packages of a checkout by their names, `deb` or `rpm`, built into a folder."""
+    """Return a checkout's packages by name, `deb` or `rpm`, built into a folder."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
     build = [checkout / f"packaging/{kind}/build", folder]
     printed = subprocess.check_output(build, env=environment, text=True)
@@ -60,7 +60,7 @@ class Root:
         return printed(*inside, env=environment, timeout=600)
 
     def asked(self) -> list[str]:
-        """Return what systemctl was asked for since the last time."""
+        """Return the arguments of systemctl since the last call."""
         notes = self.path / "asked"
         lines = notes.read_text().splitlines() if notes.exists() else []
         notes.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""deploy/ansible on a node that is a root of Debian: ssh, as ansible starts it, leads there."""
+"""deploy/ansible on a node that is a root of Debian, reached by the `ssh` that ansible starts."""
 
 import os
 import re
@@ -82,6 +82,6 @@ def test_a_site_is_installed_and_a_second_run_changes_nothing(tmp_path: Path) ->
     assert changed(site.play(write)) == 0
 
 
-def test_ansible_lint_has_nothing_to_say() -> None:
+def test_ansible_lint_reports_nothing() -> None:
     words = ("--offline", "--strict", "--profile=production")
     printed("ansible-lint", *words, ANSIBLE, env=ENVIRONMENT)

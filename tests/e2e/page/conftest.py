@@ -43,7 +43,7 @@ class Node:
 
 @dataclass
 class Tab:
-    """An open page; `requests` are the addresses it has asked, `errors` what its console says."""
+    """An open page; `requests` are addresses that it has requested, `errors` its console's."""
 
     page: Page
     node: Node
@@ -61,7 +61,7 @@ class Tab:
         return tab
 
     def _notes(self, message: ConsoleMessage) -> None:
-        """Note an error; that /audit has no scan of a replayed machine is none."""
+        """Note an error, unless it says that /audit of a replayed machine has no scan."""
         if message.type == "error" and not AUDIT.search(message.location["url"]):
             self.errors.append(message.text)
 
@@ -79,11 +79,11 @@ class Tab:
 
     @property
     def picture(self) -> Locator:
-        """The picture of the first view that is shown."""
+        """The first visible view's picture."""
         return self.page.locator(".view svg[role=img]:visible").first
 
     def drawn(self, view: int = 0) -> dict[int, set[str]]:
-        """Return each CPU's classes in a view's picture."""
+        """Return each CPU's CSS classes in a view's picture."""
         (classes,) = map(dict, self.views[view].locator("svg[role=img]").evaluate_all(CLASSES))
         return {int(name): {*words.split()} - {"cpu"} for name, words in classes.items()}
 
@@ -120,7 +120,7 @@ def with_uuids(topology: Topology) -> Topology:
 
 
 def _strange() -> Topology:
-    """Return a machine whose parts have names that would act in HTML."""
+    """Return a machine with names that would be active in HTML."""
     topology = machine("two-vendors")
     gpus = tuple(replace(gpu, model=HOSTILE) for gpu in topology.gpus)
     nics = (Nic("0000:99:00.0", 0, "ethernet", (HOSTILE.replace("/", ""),)),)

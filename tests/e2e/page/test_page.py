@@ -1,4 +1,4 @@
-"""The node's page in a real browser: each control, by mouse and by keyboard, and what it shows."""
+"""The node's page in a real browser: each control, by mouse and by keyboard, and its effect."""
 
 import shlex
 import signal
@@ -48,7 +48,7 @@ def has_question(tab: Tab, query: str) -> bool:
     return parse_qsl(tab.query.removeprefix("?")) == parse_qsl(query)
 
 
-def test_each_control_asks_another_plan_and_the_address_has_the_question(open_tab: Opens) -> None:
+def test_each_control_requests_another_plan_and_changes_the_address(open_tab: Opens) -> None:
     tab = open_tab()
     for name, value, query in CONTROLS:
         control = tab.page.locator(f"[name={name}]")
@@ -90,7 +90,7 @@ def test_gpus_are_chosen_on_the_picture_in_the_order_of_their_ranks(open_tab: Op
     assert "gpus=0%2C5" in tab.query
 
 
-def test_everything_is_reached_and_done_by_keyboard_alone(open_tab: Opens) -> None:
+def test_every_control_can_be_reached_and_used_by_keyboard(open_tab: Opens) -> None:
     tab = open_tab()
     keyboard = tab.page.keyboard
     names = []
@@ -107,7 +107,7 @@ def test_everything_is_reached_and_done_by_keyboard_alone(open_tab: Opens) -> No
     tab.comes_to_show("gpus=2&mode=node")
 
 
-def test_two_plans_are_compared_and_what_differs_is_marked(open_tab: Opens) -> None:
+def test_two_plans_are_compared_and_differences_are_marked(open_tab: Opens) -> None:
     tab = open_tab(query="?gpus=0,1&compare=on&b.mode=unique_contiguous")
     tab.comes_to_show("gpus=0,1")
     tab.comes_to_show("gpus=0,1&mode=unique_contiguous", view=1)
@@ -148,7 +148,7 @@ def test_the_commands_of_a_rank_give_it_its_cpus(open_tab: Opens) -> None:
         ("?gpus=%27;alert(1)//", "alert"),
     ],
 )
-def test_a_refusal_has_the_daemon_s_words(query: str, says: str, open_tab: Opens) -> None:
+def test_a_refusal_shows_the_daemon_s_message(query: str, says: str, open_tab: Opens) -> None:
     tab = open_tab(query=query)
     assert says in tab.answers[0]
     assert tab.colors() == {}
@@ -184,7 +184,9 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize(("query", "address", "refused"), ADDRESSES)
-def test_an_address_keeps_a_query(query: str, address: str, refused: str, open_tab: Opens) -> None:
+def test_an_address_with_a_query_restores_the_plan(
+    query: str, address: str, refused: str, open_tab: Opens
+) -> None:
     tab = open_tab(query=query)
     assert tab.query.removeprefix("?") == address
     if refused:

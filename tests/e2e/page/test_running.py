@@ -1,4 +1,4 @@
-"""What runs now, on the page: processes over a forwarded socket, counts over TCP."""
+"""Running processes on the page: over a forwarded socket, and counts over TCP."""
 
 import signal
 import subprocess
@@ -73,7 +73,9 @@ def test_a_user_sees_far_processes(
 
 
 @pytest.mark.usefixtures("pid")
-def test_over_tcp_there_are_counts(node: ScanningNode, port: int, context: BrowserContext) -> None:
+def test_over_tcp_only_counts_are_shown(
+    node: ScanningNode, port: int, context: BrowserContext
+) -> None:
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
     eventually(lambda: "1 remote; cause: 1 mask" in text(tab, ".card.remote"), "one is remote")
     assert "GPU 0 is used from far away" in text(tab, "#findings")
@@ -88,7 +90,7 @@ def test_over_tcp_there_are_counts(node: ScanningNode, port: int, context: Brows
     assert "far" in (gpu.get_attribute("class") or "")
 
 
-def test_a_daemon_that_hangs_dies_and_is_replaced(context: BrowserContext) -> None:
+def test_a_daemon_that_hangs_or_is_replaced_is_reported(context: BrowserContext) -> None:
     port = free_port()
     with scanning(listen=f"127.0.0.1:{port}") as first:
         tab = Tab.open(context, Node(first.daemon, f"http://127.0.0.1:{port}"))

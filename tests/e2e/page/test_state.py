@@ -1,4 +1,4 @@
-"""The page's first view: the state of the node, of documents that the test makes."""
+"""The page's first view: the state of the node, from documents that the test makes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,14 +21,14 @@ JSON = "application/json"
 
 
 def answering(context: BrowserContext, document: AuditDocument) -> None:
-    """Have /audit be this document, from now on."""
+    """Make /audit return this document from now on."""
     body = dumps(document)
     context.route(AUDIT, lambda route: route.fulfill(body=body, content_type=JSON))
 
 
 @pytest.fixture
 def shows(context: BrowserContext, nodes: Nodes) -> Shows:
-    """Return how a page is opened on a document; of eight GPUs if not said otherwise."""
+    """Return a function that opens a page on a document; by default of eight GPUs."""
 
     def opened(document: AuditDocument, name: str = "8-gpus") -> Tab:
         answering(context, replace(document, node=name))
@@ -51,7 +51,9 @@ def rows(tab: Tab) -> list[list[str]]:
 EIGHT = SIZES["8-gpus"]()
 
 
-def test_the_worst_comes_first_with_its_remedy(shows: Shows, context: BrowserContext) -> None:
+def test_the_worst_finding_comes_first_with_its_remedy(
+    shows: Shows, context: BrowserContext
+) -> None:
     tab = shows(audit(EIGHT, several(30, 8)))
     assert texts(tab, "#findings b") == [
         "GPU 0 is used from far away",
@@ -69,7 +71,7 @@ def test_the_worst_comes_first_with_its_remedy(shows: Shows, context: BrowserCon
     assert texts(tab, ".card h3 .state") == ["remote", "orphan", "waiting", *["local"] * 4, "idle"]
 
 
-def test_a_lost_gpu_comes_first_and_each_job_has_its_own_remedy(shows: Shows) -> None:
+def test_a_lost_gpu_comes_first_and_each_job_has_a_remedy(shows: Shows) -> None:
     document = audit(EIGHT, [far(process(9, 0)), far(process(10, 4)), process(11, 5)], lost=[3])
     hour = CpuTime(5.0, 2.75)  # of a job that has ended
     gpus = [replace(gpu, last_hour=hour) if gpu.index == 5 else gpu for gpu in document.gpus]
@@ -88,7 +90,7 @@ def test_a_lost_gpu_comes_first_and_each_job_has_its_own_remedy(shows: Shows) ->
     assert texts(tab, ".card.local .bad, .card.idle .bad") == []
 
 
-def test_a_card_names_the_far_job_first_and_says_what_it_costs(shows: Shows) -> None:
+def test_a_card_names_the_far_job_first_with_its_cost(shows: Shows) -> None:
     near = [process(10 + number, 0) for number in range(5)]
     strange = far(process(99, 0, job=99))
     tab = shows(audit(EIGHT, [*near, strange, orphan(process(7, 1)), waiting(process(8, 2))]))
@@ -112,7 +114,7 @@ def test_a_card_names_the_far_job_first_and_says_what_it_costs(shows: Shows) -> 
     eventually(lambda: label.text_content() == "slurm 99 s…", "the far job is named first")
 
 
-def test_alike_processes_are_a_row_which_is_filtered_and_sorted(shows: Shows) -> None:
+def test_alike_processes_share_a_row_which_can_be_filtered_and_sorted(shows: Shows) -> None:
     alike = [process(100 + number, 3) for number in range(20)]
     slow = waiting(process(5, 4, "loader"))
     tab = shows(audit(EIGHT, [*alike, slow, far(process(9, 0)), beside(process(11, 6), 5)]))
@@ -140,9 +142,7 @@ def test_alike_processes_are_a_row_which_is_filtered_and_sorted(shows: Shows) ->
     assert "PIDs 100, 101, 102" in texts(tab, "#processes td[colspan]")[0]
 
 
-def test_what_the_reader_has_opened_stays_through_scans(
-    shows: Shows, context: BrowserContext
-) -> None:
+def test_opened_details_stay_open_through_scans(shows: Shows, context: BrowserContext) -> None:
     tab = shows(audit(EIGHT, several(30, 8)))
     button = tab.page.get_by_role("button", name="details of dataloader0, process 10000")
     button.click()
@@ -154,7 +154,7 @@ def test_what_the_reader_has_opened_stays_through_scans(
     )
 
 
-def test_names_that_would_act_are_text(shows: Shows) -> None:
+def test_names_with_html_are_shown_as_text(shows: Shows) -> None:
     named = orphan(process(5, 0, f"\u202e{HOSTILE}\x1b[1m"), HOSTILE)
     tab = shows(replace(audit(EIGHT, [named]), notices=[HOSTILE]))
     tab.page.get_by_role("button", name="details of").click()
@@ -201,7 +201,9 @@ LOOKS: list[Look] = [
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_it_is_accessible_and_nothing_is_cut(look: Look, browser: Browser, nodes: Nodes) -> None:
+def test_the_page_is_accessible_and_nothing_is_cut_off(
+    look: Look, browser: Browser, nodes: Nodes
+) -> None:
     name, processes, width, scheme = look
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     context.set_default_timeout(1000 * PATIENCE)
@@ -231,7 +233,7 @@ def test_it_is_accessible_and_nothing_is_cut(look: Look, browser: Browser, nodes
     context.close()
 
 
-def test_a_cpu_that_several_ranks_have_shows_all_of_them(open_tab: Callable[..., Tab]) -> None:
+def test_a_cpu_of_several_ranks_shows_all_of_them(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab(query="?gpus=0,1&ranks=4")
     tab.comes_to_show("gpus=0,1&ranks=4")
     cpu = tab.picture.locator('.cpu[data-name="48"]')

@@ -1,7 +1,7 @@
-"""`run` asks a daemon: by what an image has, with what a job says, whatever comes back.
+"""`run` asks a daemon: with each client of an image, with a job's settings, whatever the answer.
 
-What it asks for is held by tests/processes/kubernetes, whom it believes by tests/processes/client,
-and what it makes of other answers by tests/e2e/slurm: both scripts share slurm/pinning.sh.
+tests/processes/kubernetes checks its requests, tests/processes/client which daemon it trusts, and
+tests/e2e/slurm its use of other answers: both scripts share slurm/pinning.sh.
 """
 
 import socket
@@ -40,7 +40,9 @@ def test_each_shell_works_with_exported_functions(pod: Pod, shell: list[str]) ->
 
 
 @pytest.mark.parametrize("tool", ["curl", "python3"])
-def test_each_client_asks_alike(daemon: Daemon, pod: Pod, tmp_path: Path, tool: str) -> None:
+def test_each_http_client_sends_the_same_request(
+    daemon: Daemon, pod: Pod, tmp_path: Path, tool: str
+) -> None:
     few = only(tmp_path / "few", tool, *BESIDES)
     url = f"http://127.0.0.1:{daemon.lines[0].rsplit(':', 1)[1]}"
     (tmp_path / ".curlrc").write_text("output = /dev/null\n")
@@ -80,8 +82,10 @@ def endless(connection: socket.socket, over: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("tool", ["curl", "python3"])
-def test_endless_answers_and_none_are_not_waited_for(pod: Pod, tmp_path: Path, tool: str) -> None:
-    """A timer that the job ignores is not ours to ignore."""
+def test_run_waits_neither_for_endless_nor_for_missing_answers(
+    pod: Pod, tmp_path: Path, tool: str
+) -> None:
+    """A timer signal that the job ignores is not ignored by `run`."""
     deaf = ["sh", "-c", 'trap "" ALRM; exec sh "$@"', "sh"]
     few = only(tmp_path / "few", tool, *BESIDES)
     for number, behave in enumerate((endless, hanging)):
@@ -91,7 +95,7 @@ def test_endless_answers_and_none_are_not_waited_for(pod: Pod, tmp_path: Path, t
             assert ended.lines == [f"{NO_ANSWER} {path}{FROM_FILES.format(pod.to)}"]
 
 
-def test_the_files_of_init_are_read_where_no_daemon_can_answer(pod: Pod, tmp_path: Path) -> None:
+def test_the_files_of_init_are_used_where_no_daemon_can_answer(pod: Pod, tmp_path: Path) -> None:
     dead = str(tmp_path / "s")  # as a daemon leaves it that was killed
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(dead)
@@ -111,7 +115,7 @@ def test_the_files_of_init_are_read_where_no_daemon_can_answer(pod: Pod, tmp_pat
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=str)
-def test_from_files_a_container_has_the_cpus_near_all_of_its_gpus_or_its_own(
+def test_from_files_a_container_has_the_cpus_near_all_gpus_or_its_own(
     pod: Pod, shell: list[str]
 ) -> None:
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "1"}

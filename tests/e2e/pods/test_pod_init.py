@@ -1,4 +1,4 @@
-"""`affinityd init`: what a pod is given, with a daemon, with one that comes late, and without."""
+"""`affinityd init`: the files of a pod, with a daemon, with one that starts late, and without."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
         ("MODE=exclusive STRICT=true MIN_PHYSICAL_CORES=99", "mode=exclusive&share=node"),
     ],
 )
-def test_init_settings_choose_a_plan(
+def test_settings_of_init_choose_a_plan(
     daemon: Daemon, tmp_path: Path, settings: str, query: str
 ) -> None:
     env = {f"AFFINITYD_{name}": text for name, text in (it.split("=") for it in settings.split())}
@@ -74,7 +74,7 @@ def test_init_settings_choose_a_plan(
     assert set((tmp_path / "settings").read_text().splitlines()[1:]) == lines
 
 
-def test_settings_reach_a_shell_to_the_letter(daemon: Daemon, tmp_path: Path) -> None:
+def test_settings_reach_a_shell_unchanged(daemon: Daemon, tmp_path: Path) -> None:
     odd = tmp_path / "it's a $folder; exit 3"
     odd.mkdir()
     (odd / "s").symlink_to(daemon.socket)
@@ -83,7 +83,7 @@ def test_settings_reach_a_shell_to_the_letter(daemon: Daemon, tmp_path: Path) ->
     assert subprocess.check_output(["sh", "-c", script], text=True) == str(odd / "s")
 
 
-def test_settings_have_the_service_s_address(daemon: Daemon, tmp_path: Path) -> None:
+def test_the_settings_contain_the_service_s_address(daemon: Daemon, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{daemon.lines[0].rsplit(':', 1)[1]}"
     env = {"AFFINITYD_URL": f"{url.replace('127.0.0.1', 'localhost')}/"}
     env["AFFINITYD_SOCKET"] = "/nobody"
@@ -106,7 +106,7 @@ def test_a_malformed_url_is_refused_or_left_out(tree: Path, tmp_path: Path) -> N
     assert "AFFINITYD_URL" not in (tmp_path / "to/settings").read_text()
 
 
-def test_it_waits_for_a_daemon_that_comes_late(tree: Path, tmp_path: Path) -> None:
+def test_init_waits_for_a_daemon_that_starts_late(tree: Path, tmp_path: Path) -> None:
     env = {**os.environ, "AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock")}
     command = [sys.executable, "-m", "affinityd", "init", f"--to={tmp_path}/to", "--timeout=60"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as waiting:
@@ -155,8 +155,8 @@ def test_a_pod_whose_settings_cannot_be_read_starts_and_does_not_pin(
     assert (tmp_path / "to/settings").read_text().endswith("heed off\n")
 
 
-def test_a_pod_that_is_deleted_ends_its_init_container_at_once(tmp_path: Path) -> None:
-    """As pid 1 of a namespace of its own, as a container's first process is."""
+def test_an_init_container_ends_at_once_when_its_pod_is_deleted(tmp_path: Path) -> None:
+    """As pid 1 of a pid namespace, like a container's first process."""
     words = [sys.executable, "-m", "affinityd", "init", f"--to={tmp_path}/to", "--timeout=600"]
     alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:

@@ -1,4 +1,4 @@
-"""What `run` starts is the job's own: its words, status, environment, signals and streams."""
+"""The command of `run` gets exactly the job's words, status, environment, signals and streams."""
 
 import os
 import re
@@ -20,7 +20,7 @@ PATH = {"PATH": "/usr/bin:/bin"}
 
 
 def test_the_command_keeps_its_environment(pod: Pod) -> None:
-    """Variables of the script's, such as `mask`, `line` and `rank`, may be names of the job's."""
+    """A job may have variables with names that the script uses: `mask`, `line`, `rank`."""
     script = (pod.to / "run").read_text() + (pod.to / "pinning.sh").read_text()
     names = set(re.findall(r"\b([a-z_]+)=", re.sub("(?m)^#.*", "", script)))
     names = {name for name in names if not name.startswith("affinityd_")} | {"mask", "name", "line"}
@@ -95,8 +95,8 @@ def test_a_job_starts_with_a_damaged_folder(
         assert ended.lines == [line]
 
 
-def test_the_command_takes_the_place_of_the_script_and_has_its_stdin(tiny_pod: Path) -> None:
-    """The first process of a container is signalled, and waited for."""
+def test_the_command_replaces_the_script_and_has_its_stdin(tiny_pod: Path) -> None:
+    """The first process of a container gets signals, and is waited for."""
     command = ["sh", "run", "sh", "-c", f"echo $$; {' '.join(LOOK)}; cat"]
     both = subprocess.PIPE
     with subprocess.Popen(
@@ -116,7 +116,7 @@ def test_a_variable_with_a_name_unknown_to_sh_is_kept(pod: Pod, shell: list[str]
         assert (ended.cpus is None, ended.lines) == (word == "off", [])
 
 
-def test_a_job_starts_with_a_closed_or_unread_stderr(tiny_pod: Path) -> None:
+def test_a_job_starts_though_stderr_is_closed_or_never_read(tiny_pod: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     unread = [str(tiny_pod), *LOOK]
@@ -135,7 +135,7 @@ def test_a_job_starts_with_a_closed_or_unread_stderr(tiny_pod: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @EACH_SHELL
-def test_a_script_that_is_ended_while_it_asks_starts_no_command(
+def test_a_script_that_is_killed_while_it_asks_starts_no_command(
     tiny_pod: Path, tmp_path: Path, shell: list[str], number: signal.Signals
 ) -> None:
     asked = tmp_path / "asked"
@@ -170,8 +170,8 @@ OBSERVED = f"observe: would run on CPUs {GPU_2} (local)"
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=str)
-def test_observing_moves_nothing_and_says_so_in_a_variable(pod: Pod, shell: list[str]) -> None:
-    """With a daemon and without, and `--fail-closed` has nothing to hold up."""
+def test_observe_pins_nothing_and_exports_the_plan(pod: Pod, shell: list[str]) -> None:
+    """With a daemon and without; `--fail-closed` has nothing to refuse."""
     for away in ({}, unreachable(pod)):
         command = ("--fail-closed", "env")
         ended = pod.run(*command, cpus=ONLINE, shell=shell, AFFINITYD="observe", **away)
@@ -183,7 +183,7 @@ def test_observing_moves_nothing_and_says_so_in_a_variable(pod: Pod, shell: list
 @pytest.mark.parametrize(
     ("init", "unpinned"), [("observe", OBSERVED), ("off", None), ("obsreve", None)]
 )
-def test_a_pod_s_off_counts(
+def test_a_pod_s_off_applies(
     tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None
 ) -> None:
     pod = Pod(tmp_path, daemon.socket, {"AFFINITYD": init, **UNIQUE})

@@ -1,4 +1,4 @@
-"""Processes of GPUs, another user's and real, in cgroups of jobs; and one that asks for plans."""
+"""Real processes of another user that use GPUs, in cgroups of jobs; and one that asks for plans."""
 
 import json
 import os
@@ -66,7 +66,7 @@ class Actors:
 
 @contextmanager
 def playing() -> Iterator[Actors]:
-    """Start them. The NPU's device file has the numbers of /dev/full, mem(4)."""
+    """Start them. The NPU's device file has the device number of /dev/full, mem(4)."""
     with open_folder() as dev, ExitStack() as stack:
         enter = stack.enter_context
         os.mknod(dev / "davinci0", stat.S_IFCHR | 0o666, os.makedev(1, 7))

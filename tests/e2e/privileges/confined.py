@@ -1,6 +1,6 @@
-"""A daemon that has just what it is given: capabilities, system calls, files.
+"""A daemon that has only what it is given: capabilities, system calls, files.
 
-It sees a root of its own, in which there is what Python needs, /proc, and what is shown to it.
+It has its own root, which contains Python's files, /proc, and the files given to it.
 """
 
 import os
@@ -42,7 +42,7 @@ class Confinement:
     namespaces: Collection[str]  #: that are its own
 
     def before(self, folder: Path) -> list[str]:
-        """Return the command that runs another one so; the folder is for the root."""
+        """Return the command that runs another with these limits; the folder is for the root."""
         filtered = [sys.executable, "-c", REFUSING, *self.refused, "--"] if self.refused else []
         capabilities = "".join(f",+{name.lower()}" for name in self.capabilities)
         powers = ["setpriv", f"--bounding-set=-all{capabilities}", "--inh-caps=-all"]

@@ -1,4 +1,4 @@
-"""What shows, for each thing that the daemon does, that it does it."""
+"""For each feature of the daemon, a check that it works."""
 
 import subprocess
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class Node(AskedNode):
         return frozenset(name for name, works in WORKS.items() if _is_true(works, self))
 
     def must_lose(self, lost: frozenset[str], item: str) -> None:
-        """Hold that it has all but these features, and answers nothing wrong."""
+        """Check that it has all but these features, and gives no wrong answer."""
         left = frozenset(WORKS) - lost
         with suppress(AssertionError):  # which of them are missing is told by the next line
             eventually(lambda: self.working() == left, f"it has {', '.join(left)}")

@@ -1,7 +1,7 @@
-"""A node on which the daemon can do all that it does, or what is left of that.
+"""A node on which the daemon can do all that it does, or all but some.
 
-One NUMA node for each of two CPUs, and three GPUs near the first: NVIDIA's, whose NVML is the
-tests', AMD's, whose KFD is files, and an NPU whose device file has the number of a memory device.
+Two CPUs, each on a NUMA node, and three GPUs near the first: NVIDIA's, with the tests' NVML, AMD's,
+whose KFD is files, and an NPU whose device file has the number of a memory device.
 """
 
 import os
@@ -76,7 +76,7 @@ def _places(folder: Path, dev: Path) -> Mapping[str, Path]:
 
 @contextmanager
 def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") -> Iterator[Node]:
-    """Run a daemon that has all of the table but one item of a kind; or what one feature needs."""
+    """Run a daemon that lacks one item of the table; or that has only one feature's needs."""
     features = privileges.FEATURES if not only else (only,)
 
     def needed(what: str) -> frozenset[str]:

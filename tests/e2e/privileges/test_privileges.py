@@ -1,4 +1,4 @@
-"""With just what one feature needs a daemon has it; what is taken loses what needs it, no more."""
+"""A feature works with only its needs; without an item only features that need it fail."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def actors() -> Iterator[Actors]:
         yield actors
 
 
-def test_every_feature_is_looked_at() -> None:
+def test_every_feature_has_a_check() -> None:
     assert set(WORKS) == set(privileges.FEATURES)
 
 
@@ -40,7 +40,9 @@ def test_a_feature_works_with_only_its_needs(actors: Actors, feature: str) -> No
 
 
 @pytest.mark.parametrize(("kind", "item"), [it for it in EVERY if it[1] != CPUS])
-def test_each_loss_costs_only_what_needs_it(actors: Actors, kind: str, item: str) -> None:
+def test_without_an_item_only_the_features_that_need_it_fail(
+    actors: Actors, kind: str, item: str
+) -> None:
     with confined(actors, kind, item) as node:
         node.settle()
         node.must_lose(privileges.lost_without(kind, item), item)
@@ -66,7 +68,7 @@ UNIT = REPOSITORY / "deploy/systemd/affinityd.service"
 
 
 def values(text: str, name: str, mark: str = "") -> list[set[str]]:
-    """Return the words of each line of a directive; `mark`: what is before it."""
+    """Return the words of each line of a directive; `mark`: its prefix."""
     lines = re.findall(rf"^{mark}{name}=(.*)$", text, re.MULTILINE)
     return [set(line.split()) for line in lines]
 
@@ -75,7 +77,7 @@ def capabilities(name: str) -> set[str]:
     return {f"CAP_{it}" for it in privileges.needs(name, "capabilities")}
 
 
-def test_the_unit_has_one_folder_to_write_to_and_offers_what_device_files_take() -> None:
+def test_the_unit_has_one_writable_folder_and_suggests_settings_for_device_files() -> None:
     unit = UNIT.read_text()
     assert values(unit, "CapabilityBoundingSet") == [set()]
     (folder,) = values(unit, "RuntimeDirectory")

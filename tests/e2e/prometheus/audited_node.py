@@ -1,11 +1,10 @@
-"""A real daemon on a node that is not well: two NUMA nodes, four GPUs, and their processes.
+"""A real daemon on an unhealthy node: two NUMA nodes, four GPUs, and their processes.
 
-Near the first CPU are the GPUs 0 and 1, near the second one 2 and 3.
+GPUs 0 and 1 are near the first CPU, 2 and 3 near the second.
 
-    GPU 0   job 77, alive: its cpuset is the far CPU; job 78, ended: its mask is the far CPU
-    GPU 1   NVML does not say who uses it
-    GPU 2   job 79, alive: a process that is not pinned; job 80, alive: its mask is the near CPU
-    GPU 3   a process that is not pinned, of no job
+GPU 0   job 77, alive: its cpuset is the far CPU; job 78, ended: its mask is the far CPU     GPU 1
+NVML does not say which processes use it     GPU 2   job 79, alive: a process that is not pinned;
+job 80, alive: its mask is the near CPU     GPU 3   a process that is not pinned, of no job
 """
 
 import os

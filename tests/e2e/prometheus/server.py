@@ -1,4 +1,4 @@
-"""A real Prometheus: set up as deploy/prometheus says, and asked as Grafana asks it."""
+"""A real Prometheus: configured as deploy/prometheus says, and queried as Grafana does."""
 
 import json
 import re
@@ -66,9 +66,10 @@ def running_prometheus(
     minute: float = 60.0,
     alertmanager: str = "",
 ) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes targets, and follows the rules, every second.
+    """Run a Prometheus that scrapes targets, and evaluates the rules, every second.
 
-    `targets`: as file_sd has them, "targets" and "labels"; `minute`: seconds of the rules' minutes.
+    `targets`: as in file_sd, "targets" and "labels"; `minute`: how many seconds a minute of the
+    rules has.
     """
     folder.mkdir(exist_ok=True)
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
@@ -97,7 +98,7 @@ def running_prometheus(
 
 
 def with_minutes_of(seconds: float) -> Any:  # noqa: ANN401 - a document
-    """Return the rules, as if a minute had so many seconds."""
+    """Return the rules, with minutes of `seconds` seconds."""
 
     def shorter(duration: re.Match[str]) -> str:
         return f"{round(float(duration[1]) * seconds * (60 if duration[2] == 'h' else 1))}s"
@@ -137,7 +138,7 @@ def documents() -> Iterator[tuple[str, Any]]:
 
 
 def panels(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a dashboard's panels, also those of collapsed rows, without the rows."""
+    """Yield a dashboard's panels, also those in collapsed rows, without the rows."""
     for panel in document["panels"]:
         if panel["type"] == "row":
             yield from panel["panels"]
@@ -156,7 +157,7 @@ QUERIES = [
 def filled_in(expr: str, chosen: Mapping[str, str]) -> str:
     """Return a query over the last seconds; each variable must be chosen. `$1` is Prometheus's.
 
-    A sample every five minutes is one a second: there are no five minutes.
+    Samples are every second: a query's five-minute steps become one second.
     """
     every = {"__rate_interval": "10s", "__range": f"{RANGE:.0f}s", **chosen}
     return re.sub(r"\$([a-z_]\w*)", lambda name: every[name[1]], expr).replace(":5m]", ":1s]")

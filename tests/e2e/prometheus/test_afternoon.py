@@ -1,7 +1,7 @@
-"""An afternoon of a cluster: what happens to its nodes, and which alerts fire.
+"""An afternoon in a cluster: events on its nodes, and the alerts that fire.
 
 Real daemons, a real Prometheus with the rules, and a real Alertmanager with the example; a minute
-of the rules is MINUTE seconds. docs/alerts.md has the table that this makes.
+of the rules is MINUTE seconds. docs/alerts.md has the resulting table.
 """
 
 import json
@@ -175,7 +175,7 @@ def afternoon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Afternoon]:
             daemon.signal(signal.SIGCONT)
 
 
-def test_the_table_has_the_alerts_that_fire(afternoon: Afternoon) -> None:
+def test_the_page_s_table_has_the_alerts_that_fire(afternoon: Afternoon) -> None:
     rows = []
     for node, event in EVENTS.items():
         names = afternoon.fired.get(node, set())
@@ -186,7 +186,7 @@ def test_the_table_has_the_alerts_that_fire(afternoon: Afternoon) -> None:
     assert "\n".join(rows) in (REPOSITORY / "docs/alerts.md").read_text()
 
 
-def test_each_message_names_what_it_is_of(afternoon: Afternoon) -> None:
+def test_each_message_names_its_subject(afternoon: Afternoon) -> None:
     assert afternoon.suppressed == {*CUT, "dies", "hangs"}
     names = f"GPU 0 ({address(0)}) GPU 3 ({address(3)})"
     summaries = afternoon.summaries
@@ -194,7 +194,7 @@ def test_each_message_names_what_it_is_of(afternoon: Afternoon) -> None:
     assert any(re.fullmatch(r"[3-5] of 10 nodes have AffinitydDown\.", it) for it in summaries)
 
 
-def test_only_a_daemon_that_does_not_answer_hides_what_it_said(tmp_path: Path) -> None:
+def test_only_the_alert_of_a_silent_daemon_inhibits_its_other_alerts(tmp_path: Path) -> None:
     sent = [
         {"labels": {"alertname": f"Affinityd{alert}", "instance": instance, "node": "a", **more}}
         for alert, instance, more in (

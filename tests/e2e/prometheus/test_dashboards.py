@@ -1,7 +1,7 @@
-"""Every query of every panel and every rule, asked of a Prometheus that scrapes real daemons.
+"""Every query of every panel and every rule, run on a Prometheus that scrapes real daemons.
 
-Queries of several clusters and scrape jobs, and what no test makes a node so ill for, are played by
-promtool in tests/e2e/chart.
+promtool in tests/e2e/chart evaluates queries of several clusters and scrape jobs, and faults that
+no test can cause on a node.
 """
 
 import re
@@ -110,7 +110,7 @@ def test_a_panel_has_data(server: Prometheus, asked: Asked) -> None:
     eventually(is_right, f"{asked} has data: {not is_empty}")
 
 
-def test_rows_of_a_table_have_only_its_keys(server: Prometheus) -> None:
+def test_rows_of_a_table_have_only_its_key_columns(server: Prometheus) -> None:
     for name, document in documents():
         for panel in (it for it in panels(document) if it["type"] == "table"):
             (organize,) = (it for it in panel["transformations"] if it["id"] == "organize")
@@ -129,7 +129,7 @@ OFFERED: Mapping[str, Sequence[str]] = {
 }
 
 
-def test_variables_offer_what_there_is(server: Prometheus) -> None:
+def test_variables_offer_the_existing_values(server: Prometheus) -> None:
     for _, document in documents():
         for variable in (
             variable for variable in document["templating"]["list"] if variable["type"] == "query"
@@ -140,7 +140,7 @@ def test_variables_offer_what_there_is(server: Prometheus) -> None:
             assert server.label_values(called[2], selector) == OFFERED[variable["name"]]
 
 
-def test_alerts_find_what_is_wrong(server: Prometheus) -> None:
+def test_alerts_find_each_fault(server: Prometheus) -> None:
     def alerting(alert: str) -> set[str]:
         series = server.query(server.rules()[f"Affinityd{alert}"]["query"])
         return {it["metric"]["node"] for it in series}
@@ -150,13 +150,13 @@ def test_alerts_find_what_is_wrong(server: Prometheus) -> None:
     eventually(lambda: alerting("Down") == {GONE}, "the daemon that ended is missed")
 
 
-def test_a_gpu_is_shown_by_its_worst_process(server: Prometheus) -> None:
+def test_a_gpu_is_shown_with_its_worst_process(server: Prometheus) -> None:
     (worst,) = (it for it in QUERIES if it.panel == "Where do the processes of each GPU run?")
     numbers = {it["metric"]["gpu"]: it["values"][-1][1] for it in worst.put_to(server, NODE)}
     assert numbers == {"0": "5", "2": "3", "3": "3"}
 
 
-def test_promtool_has_nothing_to_say_about_the_metrics(scraped: Scraped) -> None:
+def test_promtool_reports_nothing_about_the_metrics(scraped: Scraped) -> None:
     metrics = scraped.audited.get("/metrics").text
     for kind in ("gpu_", "job_", "plans"):
         assert f"\n# TYPE affinityd_{kind}" in metrics

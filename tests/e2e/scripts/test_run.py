@@ -1,4 +1,4 @@
-"""scripts/run, as a newcomer runs it; and what scripts/audit-dependencies cannot ask."""
+"""scripts/run as a newcomer runs it; and packages that scripts/audit-dependencies cannot check."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ PATIENCE = 120.0  #: seconds; the first one may have to install the package
 
 @contextmanager
 def started(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Start it as a terminal does, as a group that Ctrl-C reaches as a whole; end that group."""
+    """Start it as a terminal does, in a group that Ctrl-C signals as a whole; end the group."""
     process = subprocess.Popen(
         ["/usr/bin/env", "--default-signal=INT", RUN, *arguments],  # a background job ignores it
         stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ def test_the_printed_command_works_and_ctrl_c_leaves_nothing() -> None:
 
 
 def test_without_root_it_names_the_command_that_installs_the_rest(tmp_path: Path) -> None:
-    """On a machine of apt-get and Python, where somebody else than root has no curl."""
+    """On a machine with only apt-get and Python, as a user other than root, without curl."""
     for program in ("apt-get", "cat", "dirname", "sh"):
         (tmp_path / program).symlink_to(shutil.which(program) or "/bin/true")
     (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
@@ -84,7 +84,7 @@ def test_without_root_it_names_the_command_that_installs_the_rest(tmp_path: Path
     assert "    apt-get install -y --no-install-recommends curl" in output.splitlines()
 
 
-def test_what_could_not_be_asked_is_not_called_clean() -> None:
+def test_packages_that_could_not_be_checked_are_not_called_clean() -> None:
     env = {**os.environ, "OSV_URL": "http://127.0.0.1:1/v1/query", "NO_PROXY": "127.0.0.1"}
     done = ran(REPOSITORY / "scripts/audit-dependencies", env=env)
     assert (done.status, done.stdout) == (3, "")

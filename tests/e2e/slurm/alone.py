@@ -1,6 +1,6 @@
-"""A script of slurm/ on its own: on a node that is made up for it, in a mount namespace.
+"""A script of slurm/ on a simulated node, in a mount namespace.
 
-Its /dev, /run and /etc have what a test says and nothing else.
+Its /dev, /run and /etc contain only what a test puts there.
 """
 
 import re
@@ -34,7 +34,7 @@ class Node:
     scripts: Path = SCRIPTS
 
     def run_script(self, name: str, env: Mapping[str, str]) -> Ended:
-        """Run it in this environment alone: a TaskProlog as the user, others as root."""
+        """Run the script with only this environment: a TaskProlog as the user, others as root."""
         says = (f"{key}={text}" for key, text in env.items())
         command = [*(AS_USER if name == "task_prolog.sh" else ()), "/usr/bin/env", "-i", *says]
         facts = (self.run or "", self.settings, self.devices, self.shell, self.more)
@@ -44,7 +44,7 @@ class Node:
 
 
 def task_prolog(node: Node, env: Mapping[str, str], before: str = BOTH) -> tuple[str, str]:
-    """Return what task_prolog.sh prints before a task, and the task's CPUs then; `before`: it had.
+    """Return what task_prolog.sh prints, and the task's CPUs then; `before`: its CPUs at first.
 
     Slurm reads both streams: on stderr is nothing that it would heed.
     """
@@ -59,7 +59,7 @@ def task_prolog(node: Node, env: Mapping[str, str], before: str = BOTH) -> tuple
 
 @contextmanager
 def beside(behave: Behaviour | None) -> Iterator[Path]:
-    """Yield a /run/affinityd where something listens as a daemon does; None: nothing."""
+    """Yield a /run/affinityd in which a server listens like a daemon; None: no server."""
     # Not below pytest's folder, which may be in the /dev that the script does not see.
     with open_folder() as folder:
         if behave is None:

@@ -1,4 +1,4 @@
-"""A node as the documentation has it installed: the daemon, Slurm, and the scripts in slurm/."""
+"""A node installed as the documentation says: the daemon, Slurm, and the scripts in slurm/."""
 
 import os
 import re
@@ -57,7 +57,7 @@ class Node:
 
 
 def read_tasks(printed: str) -> list[Task]:
-    """Read what tasks that LOOK printed, with their labels or, of a single one, without."""
+    """Read the output of tasks that ran LOOK, with task labels or, for a single task, without."""
     lines: dict[int, list[str]] = {}
     for line in printed.splitlines():
         label, text = re.fullmatch(r"(?:\s*(\d+): ?)?(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ def _task(lines: Sequence[str]) -> Task:
 
 
 def gres_diff(made: Node) -> list[str]:
-    """Return the changed lines of `gres-conf --diff`, on the replayed machine; there are some."""
+    """Return the changed lines of `gres-conf --diff` on the replayed machine; some must differ."""
     where = ["--root", f"{made.folder.parent / 'machine'}", "--node-name", made.cluster.node]
     where += ["--slurm-conf", f"{made.cluster.folder}/slurm.conf"]
     env = {"PATH": f"{made.cluster.programs()}:{os.environ['PATH']}"}
@@ -85,7 +85,7 @@ def gres_diff(made: Node) -> list[str]:
 
 
 def copied(folder: Path) -> Path:
-    """Copy the scripts, as a site does: what they share is a link in the checkout."""
+    """Copy the scripts as a site does: in the checkout their common file is a link."""
     return shutil.copytree(SCRIPTS, folder / "scripts")
 
 

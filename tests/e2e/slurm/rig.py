@@ -81,7 +81,7 @@ class Slurm:
     inside: Sequence[str] = (NSENTER,)  #: has a command run where this Slurm is
 
     def command(self, *words: str) -> list[str]:
-        """Return what runs a command of this Slurm as the user does."""
+        """Return the command that runs a command of this Slurm as the user."""
         if self.user is None:
             return [*self.inside, *words]
         who = pwd.getpwnam(self.user)  # Debian's numbers are the same in every release
@@ -100,7 +100,7 @@ class Slurm:
             return out.read_text()
 
     def _has_ended(self, job: str) -> bool:
-        """Whether a job has ended, well; sbatch's own --wait looks every ten seconds."""
+        """Whether a job has ended successfully; sbatch's own --wait checks every ten seconds."""
         shown = self.run("scontrol", "--oneliner", "show", "job", job)
         assert not re.search("JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", shown), shown
         return "JobState=COMPLETED" in shown
@@ -110,7 +110,7 @@ class Slurm:
 
     @contextmanager
     def job(self, tasks: int, *words: str) -> Iterator[list[int]]:
-        """Run a job of so many tasks until the block ends; yield their pids, by their numbers."""
+        """Run a job of several tasks until the block ends; yield their pids by task number."""
         srun = ["srun", "--label", f"--ntasks={tasks}", *words]
         srun += ["/bin/sh", "-c", "echo $$; exec sleep 600"]
         with subprocess.Popen(
@@ -134,7 +134,7 @@ class Slurm:
 
     @property
     def slurmd(self) -> int:
-        """The process of the node's slurmd."""
+        """The pid of the node's slurmd."""
         return int((self.folder / f"{self.node}.pid").read_text())
 
     def on_node(self, script: str) -> Sequence[str]:
@@ -142,7 +142,7 @@ class Slurm:
         return ("nsenter", f"--target={self.slurmd}", "--mount", "--wdns=/", "sh", "-ec", script)
 
     def programs(self) -> Path:
-        """Return a folder of programs that run where the node's slurmd does, with its devices."""
+        """Return a folder of programs that run in slurmd's mount namespace, with its devices."""
         folder = self.folder / "programs"
         folder.mkdir(exist_ok=True)
         for program in ("/usr/sbin/slurmd", "/usr/bin/scontrol"):
@@ -163,7 +163,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def printed(folder: Path, *command: str, env: Mapping[str, str] | None = None) -> str:
-    """Return what a command prints that belongs to a cluster; it must succeed."""
+    """Return the output of a cluster's command, which must succeed."""
     env = {**environment(folder), **(env or {})}
     done = subprocess.run(
         command, env=env, cwd="/", check=False, text=True, capture_output=True, timeout=4 * PATIENCE
@@ -179,7 +179,7 @@ def logs(folder: Path) -> str:
 
 @contextmanager
 def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
-    """Run a cluster, as a rule of one node, that has this machine's CPUs, for jobs of a user."""
+    """Run a cluster for jobs of a user, by default of one node, with this machine's CPUs."""
     with (
         open_folder("rig-") as folder,
         entered(setup, folder) as inside,
@@ -210,7 +210,7 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
 
 
 def _stop(daemon: subprocess.Popen[bytes]) -> None:
-    """End a daemon; slurmd 24.11 spins now and then in place of that, which is none of a test's."""
+    """Stop a daemon; slurmd 24.11 sometimes spins instead of stopping, which is no test's fault."""
     daemon.send_signal(signal.SIGTERM)
     try:
         daemon.wait(PATIENCE)
@@ -220,7 +220,7 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _node(folder: Path) -> str:
-    """Return the first node's name: cgroups are named after it, and clusters run side by side."""
+    """Return the first node's name: cgroups have it, and clusters run side by side."""
     return f"n{folder.name.encode().hex()}"
 
 
@@ -229,7 +229,7 @@ def _nodes(folder: Path, setup: Setup) -> list[str]:
 
 
 def _remove_cgroups(node: str) -> None:
-    """Remove what slurmd leaves behind in each hierarchy, v1 or v2, the innermost first."""
+    """Remove slurmd's cgroups in each hierarchy, v1 or v2, the innermost first."""
     groups = Path("/sys/fs/cgroup")
     for top in (*groups.glob(f"*/slurm_{node}"), *groups.glob(f"*/{node}_slurmstepd.scope")):
         for folder, _, _ in os.walk(top, topdown=False):
@@ -301,9 +301,9 @@ LAYERED = (HERE / "layered.sh").read_text()
 
 @contextmanager
 def entered(setup: Setup, folder: Path) -> Iterator[Sequence[str]]:
-    """Yield the words before a command that have it run in a release; `folder`: for layers.
+    """Yield the words of a command that runs another one in a release; `folder`: for layers.
 
-    They are options of nsenter in the end: root can add --setuid and --setgid.
+    The last ones are options of nsenter: root can add --setuid and --setgid.
     """
     if setup.release == HOST:
         yield (NSENTER,)
@@ -321,7 +321,7 @@ def entered(setup: Setup, folder: Path) -> Iterator[Sequence[str]]:
 
 @cache
 def root_of(release: str) -> Path:
-    """Return the root of a release, made by the first who asks, while others wait."""
+    """Return the root of a release; the first caller makes it while others wait."""
     suite = SUITES[release]
     options = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in UNREAD]
     options += ["--aptopt=Acquire::Check-Valid-Until false"]  # a mirror may be behind

@@ -63,7 +63,7 @@ def containers(release: str) -> Iterator[Node]:
 def container(image: str = f"sh=dash ls=ls {CURL}", fstab: str = DROP_IN, missing: str = "") -> Env:
     """Return the environment of a step in a container of these programs.
 
-    `missing` are folders of the node that are empty there.
+    `missing`: folders of the node that are empty in the container.
     """
     return {"IMAGE": image, "FSTAB": fstab, "MISSING": missing}
 
@@ -79,7 +79,7 @@ def test_a_task_in_a_container_is_near_its_gpu_or_says_why_not(
     assert cpulists == ([None] * 2 if why else THEIRS)
 
 
-def test_the_site_s_settings_hold_in_a_container_too(containers: Node) -> None:
+def test_the_site_s_settings_apply_in_a_container_too(containers: Node) -> None:
     words = ("--ntasks=2", "--gres=gpu:small:1")
     chosen = containers.tasks(*words, env={**container(), "AFFINITYD_MODE": "node"})
     site_s = containers.tasks(*words, env=container())
@@ -89,7 +89,7 @@ def test_the_site_s_settings_hold_in_a_container_too(containers: Node) -> None:
 
 
 def test_without_the_drop_in_a_task_in_a_container_dies(containers: Node) -> None:
-    """What the documentation warns of, where Slurm is 22.05 or newer."""
+    """The documentation warns of this, for Slurm 22.05 and newer."""
     with pytest.raises(AssertionError, match="TaskProlog failed status=127"):
         containers.tasks(*TWO, env=container(fstab="/dev/null"))
     # slurmstepd looks for the script itself, where Pyxis has left it in the container.

@@ -1,4 +1,4 @@
-"""Slurm 26.05 finds NVIDIA's GPUs itself, and names them by UUID: AutoDetect=nvidia, env_uuid."""
+"""Slurm 26.05 detects NVIDIA's GPUs itself, and names them by UUID: AutoDetect=nvidia, env_uuid."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ TWO = ("--ntasks=2", "--gres=gpu:2")
 
 @pytest.fixture(scope="module")
 def node_by_uuid() -> Iterator[Node]:
-    """Run a node whose driver says of its GPUs what the daemon reads, too."""
+    """Run a node whose driver reports GPUs that the daemon reads, too."""
     machine = tiny(*GPU_NODES, minors=MINORS)
     gpus = tuple(replace(gpu, uuid=UUIDS[gpu.index]) for gpu in machine.gpus)
 
@@ -48,14 +48,16 @@ def node_by_uuid() -> Iterator[Node]:
 
 @pytest.mark.parametrize("words", [TWO, ("--ntasks=2", "--gpus-per-task=1")], ids=" ".join)
 @pytest.mark.parametrize("mode", ["node", "unique-contiguous"])
-def test_tasks_are_near_named_gpus(node_by_uuid: Node, words: tuple[str, ...], mode: str) -> None:
+def test_tasks_with_gpus_named_by_uuid_are_near_them(
+    node_by_uuid: Node, words: tuple[str, ...], mode: str
+) -> None:
     tasks = node_by_uuid.tasks(*words, env={"AFFINITYD_MODE": mode})
     assert [task.cpus for task in tasks] == [HOME[gpu] for gpu in FIRST_TWO]
     named = ",".join(UUIDS[gpu] for gpu in FIRST_TWO)
     assert {task.variables["JOB_GPUS"] for task in tasks} == {named}
 
 
-def test_detected_gpus_differ_by_their_order_alone(node_by_uuid: Node) -> None:
+def test_detected_gpus_differ_only_in_their_order(node_by_uuid: Node) -> None:
     changed = gres_diff(node_by_uuid)
     removed, added = ([line[1:] for line in changed if line[0] == sign] for sign in "-+")
     assert sorted(removed) == sorted(added)
@@ -115,7 +117,7 @@ STEPS = {
 }
 
 
-def test_the_nics_of_a_batch_script_are_not_those_of_its_steps(node_with_nics: Node) -> None:
+def test_nics_of_a_batch_script_are_not_inherited_by_its_steps(node_with_nics: Node) -> None:
     look = shlex.join(LOOK)
     steps = [look, *(f"{step} --label --ntasks=2 {look}" for step in STEPS)]
     text = node_with_nics.cluster.sbatch("\necho next\n".join(steps), *TWO)

@@ -1,4 +1,4 @@
-"""gres.conf as `affinityd slurm` prints and compares it, beside what a real Slurm makes of it."""
+"""gres.conf as `affinityd slurm` prints and compares it, and as a real Slurm reads it."""
 
 import os
 import re
@@ -28,7 +28,7 @@ LOOK = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
 
 @pytest.fixture(scope="module")
 def tree() -> Iterator[Path]:
-    """Write a machine with two GPUs, which has this host's name: that is its NodeHostname=."""
+    """Write a machine with two GPUs and this host's name, which is its NodeHostname=."""
     nodes = {0: NEAR, 1: FAR}
     with tempfile.TemporaryDirectory() as folder:
         machine = made(nodes, gpus=(0, 1), packages=nodes)
@@ -38,14 +38,14 @@ def tree() -> Iterator[Path]:
 
 
 def gres_conf(cluster: Slurm, tree: Path, *flags: str) -> Ended:
-    """Return what it says of the cluster's node; it asks the cluster's own programs."""
+    """Return gres-conf's output for the cluster's node; it runs the cluster's own programs."""
     env = {"PATH": f"{cluster.programs()}:{os.environ['PATH']}"}
     conf = f"{cluster.folder}/slurm.conf"
     where = ("--root", f"{tree}", "--slurm-conf", conf)
     return affinityd("slurm", "gres-conf", *where, *flags, env=env)
 
 
-def test_the_printed_lines_end_the_drain_of_a_node(tree: Path, release: str) -> None:
+def test_with_the_printed_lines_a_node_is_no_longer_drained(tree: Path, release: str) -> None:
     with slurm(Setup(gpus=A100, gres_conf=UNTYPED, state="inval", release=release)) as cluster:
         shown = cluster.run("scontrol", "show", "node")
         assert "INVALID_REG" in shown
@@ -65,8 +65,8 @@ PACKAGE = "Sockets=1 CoresPerSocket=2 ThreadsPerCore=1"
 ONE_GPU = ("-n1", "--gres=gpu:1", "--gres-flags=enforce-binding")
 
 
-def test_the_printed_settings_give_a_job_the_near_core(tmp_path: Path, release: str) -> None:
-    """The GPUs are on the second node, and of the whole package Slurm takes the first core."""
+def test_with_the_printed_settings_a_job_gets_the_near_core(tmp_path: Path, release: str) -> None:
+    """The GPUs are on the second node; from the whole package Slurm would take the first core."""
     tree = tiny_tree(tmp_path / socket.gethostname(), 1, 1)
     lines = affinityd("slurm", "gres-conf", "--root", f"{tree}").stdout
     match = re.search(r"(SlurmdParameters=\S+) and, in the node's line, (Sockets=.*)", lines)
@@ -88,7 +88,7 @@ def test_the_printed_settings_give_a_job_the_near_core(tmp_path: Path, release: 
         assert gres_conf(mended, tree, "--diff") == FITS
 
 
-def test_a_diff_has_slurmd_s_errors_of_a_file(tree: Path, release: str) -> None:
+def test_a_diff_shows_slurmd_s_errors_about_a_file(tree: Path, release: str) -> None:
     with slurm(Setup(gpus=A100, gres_conf=TYPED, release=release)) as cluster:
         assert gres_conf(cluster, tree, "--diff") == FITS
         file = Path(f"{cluster.folder}/gres.conf")

@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm with the scripts of slurm/: notes, steps within steps, jobs beside jobs."""
+"""Jobs of a real Slurm with the scripts of slurm/: notes, steps within steps, concurrent jobs."""
 
 import re
 import subprocess
@@ -53,14 +53,14 @@ def cluster(conf: Path, release: str) -> Iterator[Node]:
 
 @pytest.fixture
 def node_of_jobs(cluster: Node, conf: Path) -> Node:
-    """Return the node, where the jobs of other tests are over and the site says nothing."""
+    """Return the node, once jobs of other tests have ended, without site settings."""
     conf.write_text("")
     notes = cluster.folder / "jobs"
     eventually(lambda: not [*notes.glob("[0-9]*")], "the epilogs ran")
     return cluster
 
 
-def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(node_of_jobs: Node) -> None:
+def test_a_note_names_the_job_s_gpus_while_the_job_lives(node_of_jobs: Node) -> None:
     look = "cd /run/affinityd-jobs; cat $SLURM_JOB_ID; stat -c '%U %a %n' $SLURM_JOB_ID"
     printed = node_of_jobs.cluster.srun("-n1", TWO[1], "/bin/sh", "-c", look).splitlines()
     assert [printed[0], printed[1][:12]] == ["0: gpus=2,3", "0: root 644 "]
@@ -69,7 +69,7 @@ def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(node_of_jobs: Node) -> 
     assert "0:" not in node_of_jobs.cluster.srun("-n1", "/bin/ls", "/run/affinityd-jobs")
 
 
-def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(node_of_jobs: Node) -> None:
+def test_concurrent_steps_on_a_gpu_each_are_near_it_and_disjoint(node_of_jobs: Node) -> None:
     look = f"{' '.join(LOOK[:2])} '{LOOK[2]}; sleep 0.5'"
     step = f"srun -n1 --exact --gres=gpu:small:1 --output=%J {look}"
     script = f"cd $(mktemp -d); {step} & {step} & wait; cat *.0; echo next; cat *.1"
@@ -81,7 +81,7 @@ def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(node_of_jobs: No
 
 
 def test_an_interactive_step_has_all_cpus_of_its_job(node_of_jobs: Node) -> None:
-    """salloc with use_interactive_step, which wants a terminal."""
+    """salloc with use_interactive_step, which needs a terminal."""
     look = "grep Cpus_allowed_list /proc/self/status; env | grep AFFINITYD_; exit"
     terminal = "/usr/bin/python3 -c 'import pty, sys; pty.spawn(sys.argv[1:])'"
     typed = f"echo '{look}' | {terminal} salloc {' '.join(TWO)}"
@@ -90,7 +90,9 @@ def test_an_interactive_step_has_all_cpus_of_its_job(node_of_jobs: Node) -> None
     assert re.search(rf"AFFINITYD_CPULIST={BOTH}\r?$", text, re.MULTILINE), text
 
 
-def test_a_job_without_gpus_is_read(node_of_jobs: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_gpus_is_shown_with_its_cpus(
+    node_of_jobs: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = node_of_jobs.cluster
     monkeypatch.setenv("PATH", f"{cluster.programs()}", prepend=":")
     local = LocalSlurm(cluster.folder / "slurm.conf")
@@ -126,8 +128,8 @@ SECTION = PAGE.partition("## Switch it on in steps\n")[2].partition("\n## ")[0]
 OBSERVE, TASK, COUNTS, ON, OFF = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
 
 
-def test_the_page_s_commands_do_what_it_says(node_of_jobs: Node, conf: Path) -> None:
-    """But for systemd's, which is not here, and with the rig's paths."""
+def test_the_page_s_commands_do_what_the_page_says(node_of_jobs: Node, conf: Path) -> None:
+    """Except systemd's, which is missing here, and with the rig's paths."""
 
     def done(commands: str) -> str:
         ours = commands.replace("systemctl restart affinityd", ":")

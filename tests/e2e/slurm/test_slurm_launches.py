@@ -1,6 +1,6 @@
 """Every way to start tasks, under every way in which Slurm confines them.
 
-Each task prints its own mask. With task/affinity a task has a CPU of its own, which stays or is
+Each task prints its own mask. With task/affinity a task has its own CPU, which stays or is
 exchanged; without, it gets the CPUs near its GPU.
 """
 
@@ -79,7 +79,7 @@ def row(request: pytest.FixtureRequest, release: str) -> Iterator[tuple[Node, Se
 
 
 def placed(made: Node, words: list[str], mode: str) -> list[Task]:
-    """Return tasks that were all answered in time, which a busy machine does not let them be."""
+    """Return a launch's tasks; repeat it if a busy machine let an answer come too late."""
     for _ in range(5):
         tasks = made.tasks(*words, env={"AFFINITYD_MODE": mode})
         if not any(task.unpinned == LATE for task in tasks):
@@ -92,7 +92,7 @@ def has_slices(setup: Setup) -> bool:
 
 
 def sees_all(setup: Setup, style: str) -> bool:
-    """Return whether all tasks see the same GPUs; Slurm 22.05 does not bind those of a type."""
+    """Return whether all tasks see the same GPUs; Slurm 22.05 does not bind GPUs of a type."""
     return style in ASSUMED or (setup.release == HOST and style == "one GPU of a type a task")
 
 
@@ -124,7 +124,9 @@ def test_each_task_has_its_slice_or_is_near_its_gpu(
 
 
 @pytest.mark.parametrize("style", TOGETHER)
-def test_two_tasks_beside_one_near_cpu_keep_both_cpus(row: tuple[Node, Setup], style: str) -> None:
+def test_two_tasks_that_share_one_near_cpu_keep_both_cpus(
+    row: tuple[Node, Setup], style: str
+) -> None:
     made, setup = row
     words = words_for(setup, TOGETHER[style])
     shared, unique = (placed(made, words, mode) for mode in ("node", "exclusive"))
@@ -139,8 +141,8 @@ def test_two_tasks_beside_one_near_cpu_keep_both_cpus(row: tuple[Node, Setup], s
     assert all("not_unique" in task.variables["WARNINGS"] for task in unique)
 
 
-def test_tasks_on_one_gpu_leave_the_cpus_near_the_other(row: tuple[Node, Setup]) -> None:
-    """Neither knows that the other one has its GPU."""
+def test_tasks_on_one_gpu_leave_the_cpus_near_the_other_gpu(row: tuple[Node, Setup]) -> None:
+    """Neither knows that the other has the same GPU."""
     made, setup = row
     for mode in "node", "exclusive":
         tasks = placed(made, words_for(setup, ONTO_ONE), mode)

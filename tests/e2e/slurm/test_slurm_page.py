@@ -1,4 +1,4 @@
-"""A node with GPUs, and one without, through install, upgrade and removal as the page says."""
+"""A node with GPUs, and one without: install, upgrade and removal as the page says."""
 
 import os
 import re
@@ -64,7 +64,7 @@ def nodes(tiny_daemon: Daemon) -> Iterator[Mapping[str, Slurm]]:
 
 
 def run(made: Slurm, script: str, folder: Path = REPOSITORY) -> str:
-    """Return what root's shell prints on the node, in a checkout; it must succeed."""
+    """Return the output of root's shell on the node, in a checkout; it must succeed."""
     return printed(made.folder, *made.on_node(f"cd {folder}\n{script}"))
 
 
@@ -74,7 +74,7 @@ def install(made: Slurm) -> None:
 
 
 def check(made: Slurm) -> str:
-    """Return what the page's check prints, where the administrator's ssh leads to the node."""
+    """Return the output of the page's check; the administrator's ssh leads to the node."""
     ssh = made.folder / "bin/ssh"
     ssh.parent.mkdir(exist_ok=True)
     ssh.write_text(SSH.format(pid=made.slurmd))
@@ -92,7 +92,7 @@ def look(made: Slurm, *words: str) -> list[Task]:
 
 
 def run_jobs(made: Slurm, kind: str, *, pinned: bool) -> None:
-    """Run a job without GPUs, and one with: that one has been pinned, or none."""
+    """Run a job without GPUs, and one with GPUs, which must be pinned, or not."""
     for words in [(), ("--gres=gpu:1",)] if kind == GPU else [()]:
         (task,) = look(made, *words)
         is_pinned = pinned and words != ()
@@ -150,7 +150,9 @@ def test_an_upgrade_drains_no_node(nodes: Mapping[str, Slurm], kind: str, tmp_pa
     run_jobs(made, kind, pinned=True)
 
 
-def test_scripts_that_slurm_conf_does_not_name_may_come_and_go(tiny_daemon: Daemon) -> None:
+def test_scripts_that_slurm_conf_does_not_name_may_be_added_and_removed(
+    tiny_daemon: Daemon,
+) -> None:
     with node(GPU, tiny_daemon, "") as made:
         install(made)
         run_jobs(made, GPU, pinned=False)

@@ -1,4 +1,4 @@
-"""The scripts of slurm/ on their own: what they read, ask and answer; no Slurm needs to run."""
+"""The scripts of slurm/ alone: what they read, request and print; no Slurm runs."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def daemon(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dae
 
 @pytest.fixture
 def node(daemon: Daemon) -> Node:
-    """Return the daemon's node, where the job's prolog has noted its GPU."""
+    """Return the daemon's node; the job's prolog has noted the job's GPU there."""
     note(daemon, "gpus=1\n")
     return Node(run=daemon.socket.parent, devices=DEVICES)
 
@@ -53,13 +53,13 @@ def note(daemon: Daemon, text: str) -> None:
 
 
 def pinned(cpus: str, *more: str, locality: str = "local") -> tuple[str, str]:
-    """Return what a task is told that has these CPUs, and the CPUs."""
+    """Return the lines that task_prolog.sh prints for a task with these CPUs, and the CPUs."""
     lines = (f"CPULIST={cpus}", f"LOCALITY={locality}", f"ALLOWED={BOTH}", *more)
     return "".join(f"export AFFINITYD_{line}\n" for line in lines), cpus
 
 
 def left(why: str) -> tuple[str, str]:
-    """Return what a task is told that has not been pinned, and its CPUs."""
+    """Return the lines that task_prolog.sh prints for a task that it did not pin, and its CPUs."""
     return f"export AFFINITYD_UNPINNED={why}\n", BOTH
 
 
@@ -114,7 +114,7 @@ def test_variables_of_the_job_choose_its_plan(
         ("\nexport AFFINITYD=off", None, left(f"/etc/affinityd.conf:2 {NO_ASSIGNMENT}")),
     ],
 )
-def test_a_site_limits_a_job(
+def test_a_site_s_settings_limit_a_job(
     node: Node, site: str, job: str | None, expected: tuple[str, str]
 ) -> None:
     env = {} if job is None else {"AFFINITYD": job}
@@ -122,7 +122,7 @@ def test_a_site_limits_a_job(
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_settings_in_a_folder_that_only_root_may_search_leave_a_task(
+def test_settings_in_a_folder_that_only_root_may_search_leave_a_task_unpinned(
     node: Node, shell: str
 ) -> None:
     link = "mkdir -m 700 /run/site\nmv /etc/affinityd.conf /run/site\n"
@@ -131,7 +131,7 @@ def test_settings_in_a_folder_that_only_root_may_search_leave_a_task(
     assert task_prolog(linked, FAR_GPU) == left("/etc/affinityd.conf cannot be read")
 
 
-def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(node: Node) -> None:
+def test_a_site_chooses_for_all_jobs_and_a_job_may_choose_otherwise(node: Node) -> None:
     settings = "# ours\nAFFINITYD_MODE='all'\nAFFINITYD_SCOPE=\"socket\"\nOTHER=1\nPATH=/x"
     site_s = replace(node, settings=settings)
     assert task_prolog(site_s, FAR_GPU) == ALL
@@ -140,8 +140,8 @@ def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(node: Node) -> None:
 
 
 @pytest.mark.parametrize("site", ["", "AFFINITYD_CHOOSE_GPU=yes"])
-def test_a_task_keeps_its_cpus_and_is_told_the_gpu_near_them(daemon: Daemon, site: str) -> None:
-    """GPUs are chosen by the masks of all tasks; without the setting CPUs are exchanged."""
+def test_a_task_keeps_its_cpus_and_gets_the_gpu_near_them(daemon: Daemon, site: str) -> None:
+    """GPUs are chosen by the masks of all tasks; without the setting, CPUs are exchanged."""
     masks = ",".join(format_mask(parse_list(cpu)) for cpu in (FAR, NEAR))
     bound = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": masks}
     env = {**TWO_TASKS, **bound, "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -160,7 +160,7 @@ def test_a_task_keeps_its_cpus_and_is_told_the_gpu_near_them(daemon: Daemon, sit
     assert cpus == FAR
 
 
-def test_a_mask_that_is_not_narrowed_is_not_set(node: Node) -> None:
+def test_a_mask_that_would_not_be_narrowed_is_not_set(node: Node) -> None:
     refusing = replace(node, more="mount --bind /bin/false /usr/bin/taskset")
     whole = {"AFFINITYD_MODE": "all", "AFFINITYD_SCOPE": "socket"}
     assert task_prolog(refusing, {**FAR_GPU, **whole}) == ALL
@@ -209,7 +209,7 @@ def test_the_first_task_of_a_node_prints_its_place_if_asked(
         (BOTH, {"AFFINITYD_MODE": "all", "AFFINITYD_SCOPE": "socket"}, "mixed", False),
     ],
 )
-def test_the_line_of_a_far_task_names_what_slurm_is_to_be_asked_for(
+def test_the_line_of_a_far_task_names_the_slurm_option_that_helps(
     node: Node, before: str, env: Mapping[str, str], locality: str, *, is_slurms: bool
 ) -> None:
     task = {**FAR_GPU, **FIRST, **TWO_TASKS, "AFFINITYD_VERBOSE": "1", **env}
@@ -246,7 +246,7 @@ NO_COMMAND = left(
 
 @pytest.fixture
 def ended(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """Yield a node whose daemon was killed: its socket and its node.json are still there."""
+    """Yield a node whose daemon was killed: its socket and its node.json still exist."""
     run = tmp_path_factory.mktemp("ended") / "run"
     with running(run, "--root", f"{tree}") as daemon:
         note(daemon, "gpus=1\n")
@@ -277,7 +277,7 @@ def test_a_task_is_planned_from_the_node_json_that_a_daemon_left(ended: Node, sh
 @pytest.mark.parametrize(
     "fault", ["it hangs", "it answers a byte at a time", "it speaks no HTTP", "10 MB"]
 )
-def test_a_task_is_planned_from_node_json_if_the_daemon_has_no_answer(
+def test_a_task_is_planned_from_node_json_if_the_daemon_does_not_answer(
     ended: Node, fault: str
 ) -> None:
     behave, _ = FAULTS[fault]
@@ -297,7 +297,7 @@ def test_a_command_that_hangs_ends_with_the_task_s_time(ended: Node) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_only_root_s_mps_daemon_or_a_user_s_own_puts_an_index_in_doubt(
+def test_only_mps_daemons_of_root_or_of_the_user_make_an_index_uncertain(
     node: Node, shell: str
 ) -> None:
     assert node.run
@@ -319,7 +319,7 @@ def test_only_root_s_mps_daemon_or_a_user_s_own_puts_an_index_in_doubt(
 
 
 @pytest.mark.parametrize("text", ["gpus=0\n", "gpus=$(id)", "x" * 100_000], ids=len)
-def test_a_note_that_is_malformed_or_of_other_gpus_is_ignored(
+def test_a_note_that_is_malformed_or_names_other_gpus_is_ignored(
     node: Node, daemon: Daemon, text: str
 ) -> None:
     """Another order of gres.conf names others; in a unique mode nothing else keeps tasks apart."""
@@ -344,7 +344,7 @@ def test_a_note_that_is_malformed_or_of_other_gpus_is_ignored(
         ("\tAFFINITYD = off\nAFFINITYD_DRAIN=yes", None, "", 0),
     ],
 )
-def test_a_site_may_drain_a_node_where_nothing_pins_tasks(
+def test_a_site_may_drain_a_node_on_which_no_task_is_pinned(
     settings: str, listens: Behaviour | None, file: str, status: int
 ) -> None:
     line = f"affinityd: no daemon is ready at {SOCKET}: "
@@ -357,7 +357,7 @@ def test_a_site_may_drain_a_node_where_nothing_pins_tasks(
         assert (done.status, done.stderr[: len(line)]) == (status, line if tells else "")
 
 
-def test_a_daemon_whose_queue_is_full_has_no_node_drained() -> None:
+def test_a_daemon_with_a_full_queue_drains_no_node() -> None:
     with beside(None) as folder, socket.socket(socket.AF_UNIX) as daemon, ExitStack() as clients:
         daemon.bind(f"{folder}/affinityd.sock")
         daemon.listen(0)
@@ -373,7 +373,7 @@ def test_a_daemon_whose_queue_is_full_has_no_node_drained() -> None:
     assert done.status == 0
 
 
-def test_a_prolog_that_is_linked_into_a_folder_of_prologs_finds_the_daemon(node: Node) -> None:
+def test_a_prolog_linked_into_a_folder_of_prologs_finds_the_daemon(node: Node) -> None:
     link = f"ln -s {SCRIPTS}/prolog.sh /run/50-affinityd"
     linked = replace(node, settings="AFFINITYD_DRAIN=yes", more=link)
     done = linked.run_script("/run/50-affinityd", {**JOB, **FAR_GPU})
@@ -395,7 +395,7 @@ NO_LOGGER = "mount --bind /bin/false /usr/bin/logger\n"
         ("AFFINITYD_DRAIN=yes", "cp {scripts}/prolog.sh /run", "/run/pinning.sh cannot be read"),
     ],
 )
-def test_a_prolog_that_cannot_read_a_file_of_its_own_drains_no_node(
+def test_a_prolog_that_cannot_read_its_own_files_drains_no_node(
     settings: str, more: str, told: str
 ) -> None:
     with beside(None) as folder:
@@ -410,7 +410,7 @@ def test_a_prolog_that_cannot_read_a_file_of_its_own_drains_no_node(
 
 
 @pytest.mark.parametrize("job", ["", "../../etc/passwd", "12x"])
-def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
+def test_a_prolog_without_a_job_changes_nothing(job: str) -> None:
     with beside(None) as folder:
         done = Node(run=folder, more=NO_LOGGER).run_script(
             "prolog.sh", {"SLURM_JOB_ID": job, **FAR_GPU}
@@ -446,7 +446,7 @@ ASKED: dict[str, tuple[str, Mapping[str, str], str | None]] = {
 
 
 def asked(devices: str, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], str]:
-    """Return the parameters of the first question, the variables in it, and the task's CPUs."""
+    """Return the parameters of the first request, its variables, and the task's CPUs."""
     lines: list[str] = []
 
     def behave(connection: socket.socket, _over: threading.Event) -> None:
@@ -464,7 +464,7 @@ def asked(devices: str, env: Mapping[str, str]) -> tuple[dict[str, str], dict[st
 
 
 @pytest.mark.parametrize("by", ASKED)
-def test_the_question_has_the_variables_and_device_files_of_the_task(by: str) -> None:
+def test_the_request_has_the_variables_and_device_files_of_the_task(by: str) -> None:
     devices, env, granted = ASKED[by]
     stated, variables, cpus = asked(devices, env)
     files = {} if granted is None else {"granted": granted}
@@ -475,13 +475,13 @@ def test_the_question_has_the_variables_and_device_files_of_the_task(by: str) ->
 @pytest.mark.parametrize(
     "env", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}]
 )
-def test_a_task_without_gpus_asks_nothing(env: Mapping[str, str]) -> None:
+def test_a_task_without_gpus_sends_no_request(env: Mapping[str, str]) -> None:
     with beside(None) as folder:
         assert task_prolog(Node(run=folder), env)[0] == ""
 
 
 def without_gpus(script: str, env: Mapping[str, str], more: str = "") -> str:
-    """Return what a script prints on a node without GPUs, and whether it leaves a folder there."""
+    """Return the output of a script on a node without GPUs, and whether it left a folder there."""
     look = '[ ! -e /run/affinityd-jobs ] || echo "left $(find /run/affinityd-jobs)"\n'
     done = Node(devices="", more=more, after=look).run_script(script, {**JOB, **env})
     assert (done.status, done.stderr) == (0, "")
@@ -494,7 +494,7 @@ def test_without_gpus_scripts_do_nothing(script: str, env: Mapping[str, str]) ->
     assert without_gpus(script, env) == ""
 
 
-def test_a_node_without_gpus_forgets_the_gpus_of_the_submitting_shell() -> None:
+def test_a_node_without_gpus_unsets_the_gpus_of_the_submitting_shell() -> None:
     env = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2", "AFFINITYD_CPULIST": "7"}
     env |= {"AFFINITYD_RDMA": "a:1,b:1", "UCCL_P2P_RDMA_DEV": "a,b", "NCCL_IB_HCA": "=c:1"}
     unset = "AFFINITYD_CPULIST", "AFFINITYD_RDMA", "UCCL_P2P_RDMA_DEV"
@@ -515,7 +515,7 @@ WOULD = f"observe: would run on CPUs {FAR} (local)"
 
 
 def plan(**lines: str) -> str:
-    """Return a plan for CPU FAR, but for these lines."""
+    """Return a plan for CPU FAR, with these lines changed."""
     answer = {"CPULIST": FAR, "LOCALITY": "local", "ALLOWED": "0-1", **lines}
     return "".join(f"AFFINITYD_{name}={text}\n" for name, text in answer.items())
 
@@ -581,7 +581,7 @@ LONG_LIST = ",".join(f"{cpu}" for cpu in range(0, 4000, 2))
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("more", ["\nexport X=1", f",{LONG_LIST}"], ids=len)
-def test_only_lines_of_a_plan_are_exported_however_long(more: str, shell: str) -> None:
+def test_only_plan_lines_are_exported_however_long_they_are(more: str, shell: str) -> None:
     with beside(ok(plan(ALLOWED=f"0{more}"))) as folder:
         printed, cpus = task_prolog(Node(run=folder, shell=shell), GPU)
     allowed = f"ALLOWED=0{more}".partition("\n")[0]
@@ -632,7 +632,7 @@ def user_s() -> Iterator[Path]:
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("kind", ENVIRONMENTS)
-def test_a_user_s_environment_changes_no_pin(user_s: Path, kind: str, shell: str) -> None:
+def test_a_user_s_environment_cannot_change_a_pin(user_s: Path, kind: str, shell: str) -> None:
     with beside(ok(plan())) as folder:
         env = {**GPU, **ENVIRONMENTS[kind](user_s)}
         printed, cpus = task_prolog(Node(run=folder, shell=shell), env)

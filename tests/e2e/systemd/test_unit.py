@@ -1,9 +1,9 @@
-"""The unit file, as systemd itself reads, judges and runs it.
+"""The unit file, as systemd itself reads, checks and runs it.
 
-A real systemd runs the unit: a manager of its own, in this machine's pid namespace. It is what runs
-a user's units, run as root: it applies a unit's capabilities, system calls and mounts as the first
-process of a machine does. It has a cgroup, and a namespace of cgroups, of its own, or it would take
-every process of this machine into its care; its /run is a folder.
+A real systemd runs the unit: a separate manager in this machine's pid namespace. It is the user
+manager, run as root: it applies a unit's capabilities, system calls and mounts as a machine's first
+process does. It has its own cgroup and cgroup namespace, since it would otherwise take over every
+process of this machine; its /run is a folder.
 """
 
 import os
@@ -69,10 +69,10 @@ def installed(folder: Path, unit: str, drop_ins: Mapping[str, str]) -> Path:
 
 @contextmanager
 def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator[Daemon]:
-    """Start the unit, with this Python and a command in place of its own, by a manager.
+    """Start the unit in a manager, with this Python and another command instead of its own.
 
-    `drop_ins` are by the names of their files. The unit's /run is FOLDER/run; what is yielded may
-    be asked if the command is a daemon.
+    `drop_ins`: by the names of their files. The unit's /run is FOLDER/run; the yielded value can be
+    asked if the command is a daemon.
     """
     (folder / "run").mkdir()
     (folder / "run/docker.sock").touch()
@@ -117,7 +117,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (done.status, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_its_exposure_is_limited(tmp_path: Path) -> None:
+def test_the_unit_s_security_exposure_is_limited(tmp_path: Path) -> None:
     if "--offline" not in ran("systemd-analyze", "--help").stdout:
         pytest.skip("systemd judges units that are not installed since its version 250")
     unit = installed(tmp_path, UNIT.read_text(), {})
@@ -149,7 +149,7 @@ def main_pid(daemon: Daemon) -> int | None:
     return None
 
 
-def test_systemd_starts_the_daemon_again_without_its_socket(daemon: Daemon) -> None:
+def test_systemd_restarts_the_daemon_when_its_socket_is_gone(daemon: Daemon) -> None:
     for number, path in enumerate((daemon.socket, daemon.socket.parent), 1):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         eventually(lambda number=number: len(daemon.says("critical")) == number, "it ends")  # type: ignore[misc]
@@ -158,7 +158,7 @@ def test_systemd_starts_the_daemon_again_without_its_socket(daemon: Daemon) -> N
     assert all(line.startswith(gone) for line in daemon.says("critical"))
 
 
-def test_the_daemon_sees_no_other_service_s_socket(daemon: Daemon) -> None:
+def test_the_daemon_cannot_see_other_services_sockets(daemon: Daemon) -> None:
     eventually(lambda: is_ready(daemon), "the daemon is ready")
     run = daemon.socket.parent.parent
     assert {"docker.sock", "systemd"} < {path.name for path in run.iterdir()}
@@ -171,8 +171,8 @@ def test_the_daemon_sees_no_other_service_s_socket(daemon: Daemon) -> None:
     assert (seen / "systemd/notify").is_socket()
 
 
-def test_systemd_always_starts_the_daemon_again(daemon: Daemon) -> None:
-    """Else systemd gives up a unit that has started five times within ten seconds."""
+def test_systemd_restarts_the_daemon_however_often_it_ends(daemon: Daemon) -> None:
+    """By default systemd gives up a unit that has started five times within ten seconds."""
     killed: set[int] = set()
     while len(killed) < 7:
         eventually(lambda: main_pid(daemon) not in {None, *killed}, "it runs")
@@ -181,7 +181,7 @@ def test_systemd_always_starts_the_daemon_again(daemon: Daemon) -> None:
     eventually(lambda: is_ready(daemon), "it is started again")
 
 
-def test_a_wrong_setting_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_wrong_setting_causes_no_restart(tmp_path: Path) -> None:
     wrong = {"wrong.conf": RESTARTS.format("9465")}
     with started(tmp_path, "-m affinityd serve", wrong) as daemon:
         eventually(lambda: daemon.lines, "it has ended")
@@ -200,7 +200,7 @@ entry()
 """
 
 
-def test_systemd_ends_a_daemon_that_hangs(tmp_path: Path) -> None:
+def test_systemd_kills_a_daemon_that_hangs(tmp_path: Path) -> None:
     assert "\nWatchdogSec=60\n" in UNIT.read_text()
     program = tmp_path / "serve.py"
     program.write_text(SERVE.format(machine=str(tiny_tree(tmp_path / "machine"))))
@@ -216,7 +216,7 @@ def test_systemd_ends_a_daemon_that_hangs(tmp_path: Path) -> None:
         eventually(lambda: is_ready(daemon), "it is started again")
 
 
-def test_a_scan_gives_way_to_ranks_under_the_unit_too(tmp_path: Path) -> None:
+def test_a_scan_yields_to_ranks_under_the_unit_too(tmp_path: Path) -> None:
     with started(tmp_path, "-m affinityd serve", {"none.conf": RESTARTS.format("none")}) as daemon:
         eventually(daemon.socket.exists, "it serves")
         (scanning,) = children_of(main_pid(daemon) or 0)

@@ -1,6 +1,6 @@
-"""Training jobs of PyTorch, on the CPU: every rank, loader worker and thread is beside its GPU.
+"""Training jobs of PyTorch, on the CPU: every rank, loader worker and thread is near its GPU.
 
-The machine is tests.support.tiny's, with its GPUs the other way round: GPU 0 is beside CPU FAR.
+The machine is tests.support.tiny's, with its GPUs in reverse order: GPU 0 is near CPU FAR.
 """
 
 import json
@@ -49,7 +49,7 @@ def here(daemon: Daemon) -> Mapping[str, str]:
 def training(
     command: tuple[str, ...], folder: Path, env: Mapping[str, str]
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Run a job of TRAIN while its ranks wait; yield the launcher's pid and what the ranks say."""
+    """Run a job of TRAIN whose ranks wait; yield the launcher's pid and the output of the ranks."""
     log = folder / "log"
     with log.open("w") as stream:
         launcher = subprocess.Popen((*command, str(folder)), stdout=stream, stderr=stream, env=env)
@@ -83,7 +83,7 @@ def masks(*pids: int) -> set[CpuSet]:
     ],
     ids=["under exec", "by itself", "as its launcher", "as a launcher with a narrow mask"],
 )
-def test_every_thread_of_a_rank_and_of_its_workers_is_beside_its_gpu(
+def test_every_thread_of_a_rank_and_of_its_workers_is_near_its_gpu(
     here: Mapping[str, str], tmp_path: Path, command: tuple[str, ...], launcher: str
 ) -> None:
     with training(command, tmp_path, here) as (pid, ranks):
@@ -107,7 +107,7 @@ def example(here: Mapping[str, str], *words: str) -> list[str]:
     return printed(sys.executable, str(EXAMPLE), *words, env=here).splitlines()
 
 
-def test_the_example_pins_one_arm_and_not_the_other(here: Mapping[str, str]) -> None:
+def test_the_example_pins_one_of_its_two_runs(here: Mapping[str, str]) -> None:
     first, _, *arms, conclusion = example(here, "--smoke")
     assert first == "2 CPU ranks with 2 workers each, mode node"
     unpinned, pinned = (arm.split()[:2] + arm.split()[3:] for arm in arms)

@@ -1,4 +1,4 @@
-"""A rank of a training job that says where its processes are, then waits until it was looked at.
+"""A rank of a training job that reports where its processes are, then waits for the test.
 
 train.py [bind] FOLDER
 """
@@ -22,7 +22,7 @@ WORKERS = 4
 
 
 class Samples:
-    """Each says which process made it."""
+    """Each sample says which process made it."""
 
     def __len__(self) -> int:
         return 2 * WORKERS

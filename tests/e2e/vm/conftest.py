@@ -1,4 +1,4 @@
-"""What the guests' scripts saw, each in a machine of its own."""
+"""Reports of the guests' scripts, each from its own virtual machine."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ Document = dict[str, Any]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave to the night what is the night's, and to a change what is a change's."""
+    """Run nightly tests only nightly, and tests of a change only for a change."""
     name = collection_path.stem.removeprefix("test_")
     is_test = collection_path.name.startswith("test_")
     wanted = config.getoption("nightly") != (name == "apply")
@@ -21,7 +21,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the first test of a machine wait for it."""
+    """Give the wait for a machine to the first test that uses it."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(2 * PATIENCE))
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Document:
-    """Return what the script of these tests saw: test_apply's is guest_apply."""
+    """Return the report of the script for these tests: guest_apply for test_apply."""
     name = request.path.stem.removeprefix("test_")
     folder = tmp_path_factory.mktemp("vm")
     if name == "slices":

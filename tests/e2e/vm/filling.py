@@ -1,4 +1,4 @@
-"""A rank: fills memory, prints what the kernel says of it, and ends when its stdin does."""
+"""A rank: fills memory, prints the kernel's facts about it, and ends when its stdin does."""
 
 import sys
 from pathlib import Path

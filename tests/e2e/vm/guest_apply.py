@@ -1,4 +1,4 @@
-"""Runs in the virtual machine: applies plans there, and reports what came of them."""
+"""Runs in the virtual machine: applies plans there, and reports the results."""
 
 import json
 import re
@@ -113,7 +113,7 @@ def ranks(source: str) -> dict[str, Any]:
 
 
 def containers() -> dict[str, Any]:
-    """Return what containers of a pod are given, and where the kernel then lets one be."""
+    """Return what containers of a pod are given, and where the kernel then lets one run."""
     socket = Path("/tmp/nri.sock")  # noqa: S108 - nobody else is here
     runtime = Runtime(socket)
     daemon = serving(f"--nri={socket}", "--nri-namespaces=training")
@@ -137,7 +137,7 @@ def containers() -> dict[str, Any]:
 
 
 def callers() -> dict[str, Any]:
-    """Return what the daemon allows processes in cgroups of version 2, by what it knows of them."""
+    """Return the CPUs that the daemon allows processes in cgroups v2, and what it knows of them."""
     group = cgroup("caller", cpus="5-9")
     below = group / "step"
     below.mkdir(exist_ok=True)  # without the controller, it has no cpuset of its own
@@ -165,7 +165,7 @@ def exec_(
 
 
 def place(ended: Ended) -> dict[str, str]:
-    """Return where a command was, what it was told, without the prefix, and what was said.
+    """Return a command's CPUs, its variables without the prefix, and its stderr.
 
     It printed its /proc/self/status, and its environment last.
     """
@@ -178,7 +178,7 @@ def place(ended: Ended) -> dict[str, str]:
 
 
 def memory_of(ended: Ended) -> dict[str, Any]:
-    """Return the memory policy of a command by numactl and by numa_maps, and its pages by node.
+    """Return a command's memory policy by numactl and by numa_maps, and its pages by node.
 
     It printed `numactl --show`, and last the line of its largest mapping: numa(7).
     """
@@ -197,7 +197,7 @@ def memory_of(ended: Ended) -> dict[str, Any]:
 
 
 def shrinking() -> dict[str, Any]:
-    """Return a rank's mask, and what is found of it, as its cpuset shrinks and grows."""
+    """Return a rank's mask, and the findings about it, as its cpuset shrinks and grows."""
     group = cgroup("job", cpus="8-15")
     with running(program("rank"), group=group, cpus="12-15") as pid:
 

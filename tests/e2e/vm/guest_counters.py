@@ -1,7 +1,7 @@
-"""Runs in the virtual machine: what an auditor counts, beside what the kernel counts of the same.
+"""Runs in the virtual machine: an auditor's counters, beside the kernel's of the same processes.
 
-A process begins after a scan and computes no more at the last: what the kernel has counted of it
-until then is exactly what the auditor is to have counted.
+A process starts after a scan and is idle at the last: what the kernel has counted until then is
+exactly what the auditor must have counted.
 """
 
 import os
@@ -79,14 +79,14 @@ def spending(name: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def is_still(child: subprocess.Popen[str]) -> bool:
-    """Return whether a process computes no more, after some time."""
+    """Return whether a process no longer uses CPU time, after a while."""
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], BETWEEN)
     return bool(readable)
 
 
 def counted(name: str, *, failing: bool = False) -> Document:
-    """Return what an auditor counted of a process on GPU 0, and what the kernel did."""
+    """Return the auditor's counters of a process on GPU 0, and the kernel's."""
     topology = discover(open_tree("/"), None)
     gpu = topology.gpus[0].key
     holders = Holders()
@@ -111,7 +111,7 @@ def counted(name: str, *, failing: bool = False) -> Document:
 
 
 class Holders:
-    """The holders of GPUs; silent: the driver does not tell them."""
+    """The holders of GPUs; `silent`: the driver does not name them."""
 
     def __init__(self) -> None:
         self.held = GpuHolders()
@@ -136,7 +136,7 @@ def by_auditor(scans: Sequence[Scan], gpu: GpuKey, pid: int) -> Document:
 
 
 def by_kernel(pid: int) -> Document:
-    """Return the seconds of a process, and of its cgroup, by the kernel's own counters."""
+    """Return the CPU seconds of a process, and of its cgroup, by the kernel's own counters."""
     stat, waited = of_cgroup(pid), 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         waited += int((task / "schedstat").read_text().split()[1])
@@ -163,7 +163,7 @@ def stolen() -> Iterator[float]:
 
 
 def with_a_lost_gpu() -> Document:
-    """Return what is counted where the first GPU is removed while another one is used."""
+    """Return the counters when the first GPU is removed while another one is used."""
     topology = discover(open_tree("/"), None)
     holders = Holders()
     auditor = Auditor(holders)

@@ -1,6 +1,6 @@
-"""Runs in the virtual machine: says where the memory of processes is.
+"""Runs in the virtual machine: reports where the memory of processes is.
 
-numa_maps(5) is the kernel's whole account of the same.
+numa_maps(5) is the kernel's whole account of the same memory.
 """
 
 import os
@@ -98,7 +98,7 @@ def on_nodes(pid: int) -> dict[int, int]:
 
 
 def sampled(pid: int) -> Document:
-    """Return how many samples have the true share of each node in their interval."""
+    """Return how many samples have each node's true proportion in their interval."""
     within: Counter[int] = Counter()
     unknown = 0
     truth, memory = on_nodes(pid), resident_memory(pid)

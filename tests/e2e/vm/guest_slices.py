@@ -91,7 +91,7 @@ def main() -> Document:
 
 
 def furnish() -> None:
-    """Make what a node has that an unpacked image has not."""
+    """Make what a node has and an unpacked image lacks."""
     Path("/etc/passwd").write_text(f"root:x:0:0::/:/bin/sh\n{USER}:x:5:60::/:/bin/sh\n")
     Path("/etc/group").write_text(f"root:x:0:\n{USER}:x:60:\n")
     Path("/etc/hosts").write_text(f"127.0.0.1 {socket.gethostname()}\n")
@@ -107,7 +107,7 @@ def furnish() -> None:
 
 
 def have_patience() -> None:
-    """Let curl wait longer than the scripts say: an emulated CPU is slow."""
+    """Raise curl's timeouts in the scripts: an emulated CPU is slow."""
     folder = Path("/", RELEASE, "usr/bin")
     (folder / "curl").rename(folder / "curl.debian")
     curl = folder / "curl"
@@ -116,7 +116,7 @@ def have_patience() -> None:
 
 
 def hold_gpus() -> None:
-    """Have NVIDIA's driver hold the GPUs: they are its then, whoever made them."""
+    """Have NVIDIA's driver hold the GPUs, so that they count as NVIDIA's."""
     output("mount", "-t", "tmpfs", "tmpfs", "/proc/driver")
     for minor, address in enumerate(addresses()):
         folder = Path("/proc/driver/nvidia/gpus", address)

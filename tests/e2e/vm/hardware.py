@@ -47,7 +47,7 @@ def cpus_of(node: int) -> str:
 
 
 def distance(one: int, other: int) -> int:
-    """Return what the firmware's SLIT says."""
+    """Return a distance in the firmware's SLIT."""
     if one == other:
         return 10
     near, far = (17, 37) if MEMORY_NODE in (one, other) else (12, 32)

@@ -38,7 +38,7 @@ def image() -> Path:
 
 
 def requirements(pyproject: str) -> list[str]:
-    """Return what the daemon needs beyond the standard library, each in a word for the recipe."""
+    """Return the daemon's requirements besides the standard library, as words for the recipe."""
     extra = re.search(r"^daemon = \[\n(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
     names = re.findall(r'^ *"(.*?)"', extra[1] if extra else "", re.MULTILINE)
     return [requirement.replace(" ", "") for requirement in names]

@@ -1,4 +1,4 @@
-"""What the guests' scripts do alike: they say how far they are, make cgroups, run programs."""
+"""Functions of the guests' scripts: they report progress, make cgroups, run programs."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def bring(*cpus: str, online: bool) -> None:
 
 
 def cgroup(name: str, **files: str) -> Path:
-    """Make a cgroup with a cpuset; `cpus="0-3"` is what to write into its `cpuset.cpus`."""
+    """Make a cgroup with a cpuset; `cpus="0-3"`: the text for its `cpuset.cpus`."""
     folder = GROUPS / name
     (folder.parent / "cgroup.subtree_control").write_text("+cpuset")
     folder.mkdir(exist_ok=True)
@@ -43,7 +43,7 @@ def cgroup(name: str, **files: str) -> Path:
 
 
 def nested(path: str, cpuset: str | None) -> Path:
-    """Make a cgroup and those above it; the last has the cpuset."""
+    """Make a cgroup and its parents; only the last has the cpuset."""
     parts = path.split("/")
     for depth in range(1, len(parts)):
         cgroup("/".join(parts[:depth]))
@@ -87,7 +87,7 @@ def running(*command: str, group: Path, cpus: str | None = None) -> Iterator[int
 
 
 def _command_line(pid: int) -> str:
-    """Return what runs, once it has become the last of the programs before it."""
+    """Return the command line of a process, once it runs the last of its chain of programs."""
     text = Path(f"/proc/{pid}/cmdline").read_text()
     return "" if "taskset" in text or "cgroup.procs" in text else text
 
@@ -103,6 +103,6 @@ FILL = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("filling.
 
 
 def thread_masks(pid: int) -> list[str]:
-    """Return the mask of each thread, the main one first, as the kernel says."""
+    """Return the mask of each thread, the main one first, from /proc."""
     tids = sorted(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())
     return [format_list(os.sched_getaffinity(tid)) for tid in tids]

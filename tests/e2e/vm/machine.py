@@ -1,7 +1,7 @@
-"""The virtual machine's life: from a checkout to what a guest's script saw of it.
+"""A virtual machine from start to end: from a checkout to the report of a guest's script.
 
-Everything that the guest reads is in its initial ramdisk, and all that it says goes out over two
-serial ports, so that it needs neither a disk nor a network nor a folder of this machine.
+All that the guest reads is in its initial ramdisk, and all its output goes over two serial ports,
+so it needs no disk, no network and no folder of this machine.
 """
 
 import json
@@ -45,7 +45,7 @@ KERNEL_PARAMETERS = (
 
 
 def boot(folder: Path, name: str, machine: Sequence[str], release: Path | None = None) -> Document:
-    """Boot the machine, with a folder for what it needs and says; return what guest_NAME prints.
+    """Boot the machine, with a folder for its input and output; return the report of guest_NAME.
 
     `machine` is the hardware, in QEMU's options; `release` is the root of another Debian, in
     /release.

@@ -1,4 +1,4 @@
-"""A process that computes for some seconds, says when that begins and ends, and ends as stdin does.
+"""A process that computes for some seconds, prints when that begins and ends, and ends with stdin.
 
 spending.py KIND NUMBER SECONDS [CPU]...
 """
@@ -14,7 +14,7 @@ IS_OVER = threading.Event()
 
 
 def compute(seconds: float) -> None:
-    """Spend CPU time, most of it without Python's lock."""
+    """Use CPU time, mostly without Python's lock."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         hashlib.pbkdf2_hmac("sha256", b"", b"", 500)

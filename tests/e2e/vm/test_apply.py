@@ -10,13 +10,13 @@ FIRST = cpus_of(GPU_NODES[0])
 
 
 def half_of(rank: int) -> str:
-    """Return the CPUs of a rank that divides its node with the other rank there: a core."""
+    """Return a rank's CPUs if it divides its node with the node's other rank: one core."""
     first = int(cpus_of(GPU_NODES[rank]).partition("-")[0]) + 2 * (rank % 2)
     return f"{first}-{first + 1}"
 
 
 def placed(cpus: str, allowed: str = "0-31", locality: str = "local", said: str = "") -> Document:
-    """Return what a command says that was given these CPUs, and is there."""
+    """Return the report of a command that was given these CPUs, and runs on them."""
     variables = {"CPULIST": cpus, "ALLOWED": allowed, "LOCALITY": locality}
     return {"mask": cpus, **variables, "said": said}
 
@@ -25,14 +25,16 @@ def placed(cpus: str, allowed: str = "0-31", locality: str = "local", said: str 
 
 
 @pytest.mark.parametrize("source", RANKS)
-def test_each_rank_is_near_its_gpu_and_is_told_so(seen: Document, source: str) -> None:
+def test_each_rank_is_near_its_gpu_and_has_that_in_its_variables(
+    seen: Document, source: str
+) -> None:
     assert seen["ranks"][source] == {
         "node": [placed(cpus_of(GPU_NODES[rank])) for rank in RANKS[source]],
         "unique_contiguous": [placed(half_of(rank)) for rank in RANKS[source]],
     }
 
 
-def test_the_next_answer_has_the_online_cpus(seen: Document) -> None:
+def test_the_next_answer_uses_the_cpus_that_are_online(seen: Document) -> None:
     assert seen["hotplug"] == ["13-15", FIRST]
 
 
@@ -47,7 +49,7 @@ def test_callers_are_known_by_their_cgroups(seen: Document) -> None:
 
 
 @pytest.mark.parametrize("command", FILLERS)
-def test_memory_is_filled_on_the_node_of_the_gpu(seen: Document, command: str) -> None:
+def test_memory_is_allocated_on_the_node_of_the_gpu(seen: Document, command: str) -> None:
     _, *policy, nodes = FILLERS[command]
     ended = seen["memory"][command]
     assert ended["status"] == 0
@@ -63,7 +65,7 @@ def test_memory_is_filled_on_the_node_of_the_gpu(seen: Document, command: str) -
         assert "affinityd" not in "".join(ended["said"])  # numactl may have something to say
 
 
-def test_refused_memory_is_named_and_the_command_runs(seen: Document) -> None:
+def test_a_refused_memory_policy_is_reported_and_the_command_runs(seen: Document) -> None:
     (line,) = seen["memory"][OUTSIDE]["said"]
     assert line.startswith("affinityd exec: memory: bind on node 3 was refused (EINVAL: ")
     assert line.endswith("; default holds")
@@ -73,14 +75,14 @@ def test_refused_memory_is_named_and_the_command_runs(seen: Document) -> None:
 
 
 def test_a_command_stays_in_its_cpuset(seen: Document) -> None:
-    """Below a cpuset that is empty counts the one above."""
+    """If a cpuset is empty, its parent's applies."""
     line = "affinityd exec: CPUs 16-19 are not near the GPU; allowed are 16-19\n"
     assert seen["far"] == placed("16-19", "16-19", "remote", line)
     assert seen["below"] == placed(FIRST, "8-15")
 
 
 @pytest.mark.parametrize("moment", SHRINKING)
-def test_a_pin_follows_a_cpuset_that_grew_again(seen: Document, moment: str) -> None:
+def test_a_pin_follows_a_cpuset_that_grows_again(seen: Document, moment: str) -> None:
     _, mask, status, words = SHRINKING[moment]
     masks, ended, printed = seen["shrinking"][moment]
     assert (masks, ended) == ([mask], status)

@@ -1,6 +1,6 @@
 """A real kernel on a machine with many NUMA nodes: CPU time and waits, as the kernel counts them.
 
-A figure may differ by 5 % of the kernel's own, and by a tick of the clock for each of some threads.
+A figure may differ by 5 % of the kernel's own, and by a clock tick for some of the threads.
 """
 
 import json
@@ -24,10 +24,10 @@ def same(seconds: float) -> object:
 
 
 @pytest.mark.parametrize("name", [*SPENDERS, "scans that fail"])
-def test_cpu_time_is_what_the_kernel_counts(seen: Document, name: str) -> None:
+def test_cpu_time_equals_the_kernel_s_count(seen: Document, name: str) -> None:
     """Of the process, its ended threads and children: by its cgroup's cpu.stat, and its own stat.
 
-    The ticks of many short children are rounded in stat.
+    In stat the ticks of many short children are rounded.
     """
     counted, truth = seen[name]["counted"], seen[name]["truth"]
     assert truth["cpu"] > 1
@@ -37,13 +37,13 @@ def test_cpu_time_is_what_the_kernel_counts(seen: Document, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPENDERS)
-def test_far_cpu_time_is_that_of_the_threads_that_ran_far(seen: Document, name: str) -> None:
+def test_far_cpu_time_is_that_of_threads_on_far_cpus(seen: Document, name: str) -> None:
     counted = seen[name]["counted"]
     assert counted["remote"] == same(FAR_PART.get(name, 0.0) * counted["cpu"])
 
 
 @pytest.mark.parametrize("name", LASTING)
-def test_waits_are_what_schedstat_counts_or_not_measurable(seen: Document, name: str) -> None:
+def test_waits_equal_schedstat_s_or_are_not_measurable(seen: Document, name: str) -> None:
     counted, truth = seen[name]["counted"], seen[name]["truth"]
     assert counted["waited"] <= (1 + PART) * truth["waited"] + TICKS
     assert counted["throttled"] == same(truth["throttled"])
@@ -52,25 +52,25 @@ def test_waits_are_what_schedstat_counts_or_not_measurable(seen: Document, name:
         assert counted["waited"] == same(truth["waited"])
 
 
-def test_threads_more_than_cpus_wait_and_a_limit_throttles(seen: Document) -> None:
-    """Else the kernel had nothing to count above."""
+def test_threads_wait_if_they_outnumber_cpus_and_a_limit_throttles(seen: Document) -> None:
+    """Otherwise the tests above would have had nothing to count."""
     assert seen["more threads than CPUs"]["truth"]["waited"] > 10
     assert seen["a limit"]["truth"]["throttled"] > 1
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_waits_of_short_threads_are_not_measurable(seen: Document, name: str) -> None:
+def test_waits_of_short_lived_threads_are_not_measurable(seen: Document, name: str) -> None:
     assert seen[name]["counted"]["unmeasured"] > 0
     assert seen[name]["counted"]["measured"] <= 2  # the looks at which few have ended, or all
 
 
-def test_why_says_that_waits_of_short_threads_are_not_measurable(seen: Document) -> None:
+def test_why_says_that_waits_of_short_lived_threads_are_not_measurable(seen: Document) -> None:
     why = json.loads(seen["why"]["stdout"])
     assert (why["waited"], why["unmeasured"]) == (None, "short-lived threads")
     assert why["remedy"] is None
 
 
-def test_the_counter_of_a_gpu_stays_its_own_where_another_is_lost(seen: Document) -> None:
+def test_a_gpu_keeps_its_counter_when_another_gpu_is_lost(seen: Document) -> None:
     before, after = seen["a GPU is lost"]["before"], seen["a GPU is lost"]["after"]
     assert before[USED] > 1
     assert after == before[1:]

@@ -1,6 +1,6 @@
-"""A real kernel on a machine with many NUMA nodes: where memory is said to be.
+"""A real kernel on a machine with many NUMA nodes: where affinityd finds memory.
 
-What is said is compared with numa_maps, in which the kernel counts every page.
+It is compared with numa_maps, in which the kernel counts every page.
 """
 
 import re
@@ -16,8 +16,10 @@ KIND_OF = {"hugetlb": HUGE, "memfd": SHARED, "shm": SHARED, "sysv": SHARED}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_share_of_each_node_is_in_the_interval_of_a_sample(seen: Document, kind: str) -> None:
-    """An interval of 95 % may miss a few more than 5 of 100; all together it does not."""
+def test_the_true_proportion_of_each_node_is_in_a_sample_s_interval(
+    seen: Document, kind: str
+) -> None:
+    """A 95 % interval may miss slightly more than 5 of 100; over all samples it does not."""
     sampled = seen["sampled"][kind]
     within = sampled["within"]
     assert within.keys() == sampled["truth"].keys()
@@ -27,18 +29,18 @@ def test_the_share_of_each_node_is_in_the_interval_of_a_sample(seen: Document, k
     assert KIND_OF.get(kind, ANONYMOUS) in sampled["kinds"] or sampled["unknown"]
 
 
-def test_95_of_100_samples_have_the_true_share(seen: Document) -> None:
+def test_95_of_100_samples_contain_the_true_proportion(seen: Document) -> None:
     kinds = [kind for kind in KINDS if not seen["sampled"][kind]["unknown"]]
     counts = [count for kind in kinds for count in seen["sampled"][kind]["within"].values()]
     assert sum(counts) >= 0.95 * RUNS * len(counts)
 
 
-def test_memory_in_a_container_is_known_by_its_own_mounts(seen: Document) -> None:
+def test_memory_of_a_container_is_found_through_its_own_mounts(seen: Document) -> None:
     assert SHARED in seen["container"]["kinds"]
     assert min(seen["container"]["within"].values()) >= 0.95 * RUNS
 
 
-def test_locked_and_pinned_memory_is_told(seen: Document) -> None:
+def test_locked_and_pinned_memory_is_reported(seen: Document) -> None:
     assert seen["sampled"]["mlocked"]["locked"] == {"VmLck": 80 * MIB}
     assert seen["pinned"] == {"VmPin": 16 * MIB}
 
@@ -49,7 +51,7 @@ RESIDENT = (
 )
 
 
-def test_verify_tells_of_far_memory_and_what_helps(seen: Document) -> None:
+def test_verify_reports_far_memory_with_a_remedy(seen: Document) -> None:
     verified = seen["verified"]
     assert verified["status"] == 1
     assert re.search(RESIDENT, verified["stdout"])

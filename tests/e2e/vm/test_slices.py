@@ -24,7 +24,7 @@ class Task:
 
 
 def tasks_of(seen: Document, run: Run) -> list[Task]:
-    """Return the tasks of a launch; there must be as many as it has."""
+    """Return the tasks of a launch; all of them must be there."""
     name, mode = run
     reports: dict[str, dict[str, list[str]]] = {}
     for line in seen[name][mode].splitlines():
@@ -56,7 +56,7 @@ def own_gpus(gpus: Sequence[int], number: int, tasks: int) -> Sequence[int]:
 
 
 @pytest.mark.parametrize("run", RUNS, ids=", ".join)
-def test_no_slice_changes_its_size_and_none_overlap(seen: Document, run: Run) -> None:
+def test_every_task_keeps_its_number_of_cpus_and_none_overlap(seen: Document, run: Run) -> None:
     tasks = tasks_of(seen, run)
     assert not are_overlapping([task.before for task in tasks]), "Slurm made slices"
     assert [len(task.after) for task in tasks] == [len(task.before) for task in tasks]
@@ -66,15 +66,13 @@ def test_no_slice_changes_its_size_and_none_overlap(seen: Document, run: Run) ->
 
 
 @pytest.mark.parametrize("run", RUNS, ids=", ".join)
-def test_a_near_slice_stays_and_those_of_tasks_with_gpus_of_their_own(
-    seen: Document, run: Run
-) -> None:
+def test_a_near_slice_stays_and_so_do_tasks_with_their_own_gpus(seen: Document, run: Run) -> None:
     tasks = [task for task in tasks_of(seen, run) if task.is_bound or task.before <= task.near]
     assert [task.after for task in tasks] == [task.before for task in tasks]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=", ".join)
-def test_as_many_cpus_are_near_as_can_be(seen: Document, run: Run) -> None:
+def test_as_many_cpus_are_near_as_possible(seen: Document, run: Run) -> None:
     dealing = [t for t in tasks_of(seen, run) if not t.is_bound and not t.before <= t.near]
     pool = frozenset[int]().union(*(task.before for task in dealing))
     for near in {task.near for task in dealing}:

@@ -1,4 +1,4 @@
-"""The hardware of a common GPU server, as QEMU takes it: where tasks have CPUs of their own.
+"""The hardware of a common GPU server, as QEMU options: here tasks have CPUs of their own.
 
 Two NUMA nodes of eight cores of two CPUs; GPUs 0 to 3 are on node 1, GPUs 4 to 7 on node 0.
 """

@@ -1,8 +1,8 @@
 """The guests' scripts, and affinityd's commands, without Python's start: that takes seconds here.
 
-A script guest_X.py reports what came of what it did, and judges nothing: that does test_X.py.
+A script guest_X.py reports results, and test_X.py judges them.
 
-Each is a fork of a process that has imported what they need, the daemon's packages above all. From
+Each is a fork of a process that has imported what they need, above all the daemon's packages. From
 there on all is real: a pid, a mask, a cgroup, an environment, execve(2).
 """
 
@@ -36,7 +36,7 @@ HASTELESS = {"AFFINITYD_TIMEOUT": "60"}  #: seconds; an emulated CPU is slow
 
 
 def main() -> None:
-    """Run the script that is named, and print its report, a line."""
+    """Run the named script, and print its report as one line."""
     daemons.PATIENCE = 600.0  # seconds; an emulated CPU is slow
     report = import_module(f"tests.e2e.vm.guest_{sys.argv[1]}").main()
     stage("done")
@@ -45,18 +45,18 @@ def main() -> None:
 
 
 class Forked:
-    """A fork of this process, with what of Popen a daemon of the tests is asked for."""
+    """A fork of this process, with the methods of Popen that tests of a daemon use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return its status; None: it runs."""
+        """Return its status; None: it is still running."""
         return self._waited(os.WNOHANG)
 
     def wait(self, _timeout: float = 0) -> int:
-        """Return its status when it has ended; the machine's own end is the limit."""
+        """Return its status when it has ended; the machine's end is the limit."""
         status = self._waited(0)
         assert status is not None
         return status
@@ -82,7 +82,7 @@ def serving(*arguments: str) -> Daemon:
 def affinityd(
     *words: str, env: Mapping[str, str] | None = None, group: Path | None = None
 ) -> Ended:
-    """Return how a command ended. `env` adds to the environment, `group` is a cgroup to be in."""
+    """Return the result of a command. `env` adds to the environment, `group`: its cgroup."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         env = {**HASTELESS, **(env or {})}
         command = Forked(_forked(partial(_become, words, env, group, (stdout, stderr))))
@@ -90,7 +90,7 @@ def affinityd(
 
 
 def _forked(run: Callable[[], object]) -> int:
-    """Run something in a fork, which never gets back into the parent's code; return its pid."""
+    """Run a function in a fork, which never returns into the parent's code; return its pid."""
     pid = os.fork()
     if pid == 0:
         status = 1

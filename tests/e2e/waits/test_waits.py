@@ -1,6 +1,6 @@
-"""What makes a process wait is told: each made for real, on CPUs that nothing else uses.
+"""`affinityd why` and audit name what makes a process wait, on CPUs that nothing else uses.
 
-The truth is known by construction. Other work of this machine is seen, too: `scripts/test` runs
+The cause is known by construction. Other work of this machine is seen, too: `scripts/test` runs
 these tests alone, and nightly. tests/processes has what holds on a busy machine.
 """
 
@@ -64,14 +64,14 @@ pytestmark = pytest.mark.skipif(
 
 @contextmanager
 def on_cpus(cpus: str, code: str, before: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
-    """Run code on these CPUs, in a session of its own."""
+    """Run code on these CPUs, in its own session."""
     with program(code, before=["taskset", "-c", cpus, "setsid", *before]) as child:
         yield child
 
 
 @contextmanager
 def limited(pid: int, percent: int) -> Iterator[None]:
-    """Limit a process, and those that it starts, to a part of a CPU's time."""
+    """Limit a process, and those that it starts, to a percentage of a CPU's time."""
     folder = CPU_CGROUPS / f"test-{os.getpid()}"
     folder.mkdir()
     try:
@@ -94,7 +94,7 @@ def why(pid: int) -> Mapping[str, Any]:
 
 
 @on_a_quiet_machine
-def test_a_limit_is_told() -> None:
+def test_a_limit_is_named_as_the_cause() -> None:
     with on_cpus("1", BUSY) as rank, limited(rank.pid, 30):
         answer = why(rank.pid)
     assert answer["waited"] == pytest.approx(0.7 * SECONDS, rel=0.2)
@@ -112,7 +112,9 @@ def test_a_limit_is_told() -> None:
     ],
 )
 @on_a_quiet_machine
-def test_what_runs_on_the_same_cpu_is_told(cause: str, named: str, before: Sequence[str]) -> None:
+def test_a_process_on_the_same_cpu_is_named_as_the_cause(
+    cause: str, named: str, before: Sequence[str]
+) -> None:
     with ExitStack() as stack:
         rank = stack.enter_context(on_cpus("1", BUSY))
         for _ in range(3):

@@ -1,6 +1,6 @@
 """Whole scans of real processes, on a node of two NUMA nodes whose CPUs 0 and 1 are this machine's.
 
-The test says which processes hold a GPU, but for one that holds the file of an NPU; all else is the
+The test says which processes hold a GPU, except for one that holds an NPU's file; all else is the
 kernel's.
 """
 
@@ -70,7 +70,7 @@ def far() -> Iterator[int]:
         yield child.pid
 
 
-def test_a_process_is_judged_by_its_mask_and_the_machine_at_each_scan(far: int) -> None:
+def test_at_each_scan_a_process_is_judged_by_its_current_mask_and_machine(far: int) -> None:
     auditor, before = Auditor(Known(far).held), (time.time(), since_boot())
     scans = []
     for mask in (FAR, NEAR, ALL):
@@ -88,7 +88,7 @@ def test_a_process_is_judged_by_its_mask_and_the_machine_at_each_scan(far: int) 
     assert placed(auditor.scan(narrow)) == [("unpinned", "unpinned")]
 
 
-def test_the_cpu_time_of_threads_and_children_that_have_ended_counts() -> None:
+def test_cpu_time_of_ended_threads_and_children_counts() -> None:
     with program(SHORT_LIVED) as child:
         os.sched_setaffinity(child.pid, FAR)
 
@@ -109,7 +109,7 @@ def test_the_cpu_time_of_threads_and_children_that_have_ended_counts() -> None:
         assert last.remote == pytest.approx(last.total)
 
 
-def test_counters_history_and_beginnings_follow_a_gpu_that_gets_another_index() -> None:
+def test_counters_history_and_start_times_follow_a_gpu_whose_index_changes() -> None:
     first, second = TOPOLOGY.gpus
     swapped = replace(TOPOLOGY, gpus=(replace(second, index=0), replace(first, index=1)))
     with program(BUSY) as child:
@@ -158,7 +158,7 @@ os.read(0, 1)
         (FAR, 1, False, {OTHER: "NVML: timeout"}, False),  # the helper may use that
     ],
 )
-def test_the_remedy_of_an_engine_that_runs_far_moves_the_server_that_does_too(
+def test_the_remedy_of_a_far_engine_also_moves_its_far_server(
     mask: frozenset[int], helpers: int, has_group: bool, unknown: dict[GpuKey, str], is_moved: bool
 ) -> None:
     with program(SERVER, repr({*mask}), str(helpers), str(has_group)) as server:
@@ -179,7 +179,7 @@ def test_the_remedy_of_an_engine_that_runs_far_moves_the_server_that_does_too(
         assert Auditor(lambda _: both).scan(TOPOLOGY).tree_tops == {}
 
 
-def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_gpu() -> None:
+def test_a_known_daemon_and_its_children_are_no_mismatch_unless_a_child_holds_a_gpu() -> None:
     with program(WITH_WORKER, "nv-hostengine", "python") as daemon:
         (child,) = children_of(daemon.pid)
         for pid in (daemon.pid, child):
@@ -193,7 +193,9 @@ def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_g
             assert [it.is_mismatch for it in found] == [False, bool(held)]
 
 
-def test_a_mismatch_outlasts_a_scan_that_could_not_see_it(far: int, tmp_path: Path) -> None:
+def test_a_mismatch_continues_through_a_scan_that_could_not_see_it(
+    far: int, tmp_path: Path
+) -> None:
     known = Known(far)
     auditor = Auditor(known.held)
     first, seen = auditor.scan(TOPOLOGY), known.now
@@ -210,7 +212,7 @@ def test_a_mismatch_outlasts_a_scan_that_could_not_see_it(far: int, tmp_path: Pa
     assert auditor.scan(TOPOLOGY).unknown == known.now.unknown
 
 
-def test_a_gpu_with_unreached_processes_is_unknown(
+def test_a_gpu_with_processes_that_were_not_reached_is_unknown(
     far: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("affinityd.audit.auditor.PROC_SECONDS", -1.0)
@@ -221,7 +223,7 @@ def test_a_gpu_with_unreached_processes_is_unknown(
     assert scan.unknown == {GPU: "2 of its processes were not scanned: the time limit was reached"}
 
 
-def test_what_starts_and_ends_threads_all_the_time_leaves_nothing_that_is_torn(far: int) -> None:
+def test_a_process_that_constantly_starts_threads_has_consistent_facts(far: int) -> None:
     with program(CHURN) as churn:
         auditor = Auditor(Known(churn.pid, far, ABSENT).held)
         scans = [auditor.scan(TOPOLOGY) for _ in range(30)]

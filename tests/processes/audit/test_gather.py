@@ -1,4 +1,4 @@
-"""What /proc tells of the processes that use GPUs: real ones, and copies that a test changes."""
+"""Facts from /proc of the processes that use GPUs: real ones, and copies that a test changes."""
 
 import os
 import time
@@ -63,7 +63,7 @@ def pids(found: list[ProcessFacts]) -> list[int]:
     return [facts.pid for facts in found]
 
 
-def test_the_facts_of_a_process_are_those_of_the_kernel() -> None:
+def test_the_facts_of_a_process_equal_the_kernel_s() -> None:
     with sleeping() as child:
         cpu = min(os.sched_getaffinity(0))
         os.sched_setaffinity(child.pid, {cpu})
@@ -78,7 +78,7 @@ def test_the_facts_of_a_process_are_those_of_the_kernel() -> None:
     assert (thread.last_cpu, thread.cpu_ticks) == (stat.last_cpu, stat.cpu_ticks)
 
 
-def test_descendants_come_with_their_holder_parents_first_and_work_for_all_of_its_gpus() -> None:
+def test_descendants_follow_their_holder_parents_first_and_have_all_of_its_gpus() -> None:
     with program(FAMILY, "3", "2") as child, sleeping() as other:
         found = family(Holding(child.pid, OTHER, beside=(GPU,)), 5)
         first, second = children_of(child.pid)
@@ -93,7 +93,7 @@ def test_descendants_come_with_their_holder_parents_first_and_work_for_all_of_it
     assert len({id(facts.cgroups) for facts in more}) == 1
 
 
-def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> None:
+def test_a_descendant_that_holds_a_gpu_keeps_it_for_itself_and_its_children() -> None:
     with program(FAMILY, "2", "1") as child:
         _, middle, last = pids(family(Holding(child.pid, GPU), 3))
         named = Holding(child.pid, GPU), Holding(middle, OTHER)
@@ -106,7 +106,7 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> 
             }
 
 
-def test_what_is_gone_is_unseen_and_what_asks_or_started_after_the_asking_is_no_holder() -> None:
+def test_ended_processes_are_unseen_and_later_ones_with_their_pid_are_no_holders() -> None:
     gone = walk(ABSENT)
     assert (list(gone), gone.unseen) == ([], [Holding(ABSENT, GPU)])
     assert os.getpid() not in pids(gathered(os.getppid()))  # which asks
@@ -118,7 +118,7 @@ def test_what_is_gone_is_unseen_and_what_asks_or_started_after_the_asking_is_no_
 
 
 @pytest.mark.parametrize(("step", "seen", "late"), [(0.001, [1], {GPU: 1}), (1.0, [], {GPU: 2})])
-def test_a_family_that_takes_long_keeps_no_other_from_being_looked_at_until_time_is_up(
+def test_a_slow_family_does_not_delay_others_until_the_scan_s_time_is_up(
     monkeypatch: pytest.MonkeyPatch, step: float, seen: list[int], late: dict[GpuKey, int]
 ) -> None:
     clock = SimpleNamespace(monotonic=count(0.0, step).__next__)
@@ -134,7 +134,7 @@ JOB = "/slurm/uid_0/job_7"
 
 
 @pytest.mark.parametrize("cpuset", [JOB, ""], ids=["confined", "its tasks have masks alone"])
-def test_whether_slurm_confines_its_job(tmp_path: Path, cpuset: str) -> None:
+def test_whether_slurm_confines_a_job_is_read_from_its_cpuset(tmp_path: Path, cpuset: str) -> None:
     with sleeping() as task:
         proc = copied(tmp_path / "proc", task.pid)
         mounts = "34 31 0:31 / /cpuset rw - cgroup cgroup rw,cpuset"
@@ -146,7 +146,7 @@ def test_whether_slurm_confines_its_job(tmp_path: Path, cpuset: str) -> None:
     assert facts.is_confined is bool(cpuset)
 
 
-def test_a_process_whose_pid_another_gets_meanwhile_is_left_out(
+def test_a_process_whose_pid_is_reused_meanwhile_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with sleeping() as child:

@@ -1,4 +1,4 @@
-"""Who set the mask of a process: real processes, OpenMP runtimes and tools of this machine."""
+"""What set the mask of a process: real processes, OpenMP runtimes and tools of this machine."""
 
 import os
 import re
@@ -28,7 +28,7 @@ BY_OPENMP = r"OpenMP \(libgomp\.so\S+ and its threads\); to end that: OMP_PROC_B
 
 @pytest.fixture
 def owner() -> Iterator[Callable[..., str]]:
-    """Return what tells the owner of the mask of a command, with more variables."""
+    """Return a function that finds what set a command's mask, given more variables."""
     started: list[subprocess.Popen[str]] = []
 
     def tell(
@@ -72,7 +72,7 @@ def owner() -> Iterator[Callable[..., str]]:
 def test_the_environment_tells_what_set_the_mask(
     owner: Callable[..., str], command: Sequence[str], environ: dict[str, str], said: str
 ) -> None:
-    """OMP_PROC_BIND tells nothing of a process without an OpenMP runtime."""
+    """OMP_PROC_BIND means nothing in a process without an OpenMP runtime."""
     assert owner(command, environ) == said
 
 
@@ -106,15 +106,17 @@ def test_an_openmp_runtime_is_named(
     assert re.fullmatch(said, owner(command, environ))
 
 
-def test_a_pin_that_a_smaller_cpuset_cut_down_is_still_ours(owner: Callable[..., str]) -> None:
+def test_a_pin_cut_by_a_smaller_cpuset_is_still_affinityd_s(owner: Callable[..., str]) -> None:
     environ = {"AFFINITYD_CPULIST": f"{CPU},{CPU + 1}"}
     said = owner([*PINNED, *SLEEP], environ, cpuset=frozenset({CPU}))
     assert said == "affinityd (AFFINITYD_CPULIST)"
 
 
 @TWO_CPUS
-def test_a_main_thread_that_was_pinned_alone_is_not_openmp_s(owner: Callable[..., str]) -> None:
-    """As taskset -p does it: the other threads may run on more than the main one."""
+def test_a_main_thread_that_was_pinned_alone_was_not_pinned_by_openmp(
+    owner: Callable[..., str],
+) -> None:
+    """As with taskset -p: the other threads may run on more CPUs than the main one."""
     first = f"threading.Timer(0.5, os.sched_setaffinity, (os.getpid(), [{CPU}])).start()"
     said = owner([sys.executable, "-c", IN_PARALLEL.format(first=first)], {})
     assert said == "unknown (it moved the main thread alone)"

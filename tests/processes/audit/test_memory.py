@@ -11,7 +11,7 @@ from tests.support.machines.by_hand import made
 NEAR = vicinity(topology := made({0: "0-3", 1: "4-7"}, gpus=[0]), topology.gpus)
 
 
-def test_processes_are_looked_at_in_turns_and_the_sizes_of_the_others_are_known() -> None:
+def test_processes_are_sampled_in_turns_and_the_sizes_of_the_others_are_known() -> None:
     meter = MemoryMeter(-1.0)  # for one of them at each scan
     with sleeping() as first, sleeping() as second:
         starts = {it.pid: stat.start for it in (first, second) if (stat := stat_of(it.pid))}
@@ -27,7 +27,7 @@ def test_processes_are_looked_at_in_turns_and_the_sizes_of_the_others_are_known(
     assert meter.look({}, {}) == {}
 
 
-def test_its_policy_and_its_nodes_are_those_of_the_machine() -> None:
+def test_a_process_s_policy_and_nodes_are_those_of_the_machine() -> None:
     held = HostMemory.of(os.getpid(), NEAR, LOCAL, None)
     assert held.cause is None
     assert held.far_part is not None

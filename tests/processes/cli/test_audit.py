@@ -1,7 +1,7 @@
-"""`affinityd audit`, on real processes; the test says which of them hold a GPU.
+"""`affinityd audit` on real processes; the test says which of them hold a GPU.
 
-The node is that of a daemon's node.json, as if its CPUs 0 to 3 were this machine's. In a pipe,
-and when it is interrupted, the command is a process of its own.
+The node is that of a daemon's node.json, as if its CPUs 0 to 3 were this machine's. In a pipe, and
+when interrupted, the command is a process of its own.
 """
 
 import json
@@ -53,7 +53,7 @@ def document(capsys: Capture, *flags: str) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_on_a_terminal_a_row_is_one_line_and_a_placement_has_a_color(
+def test_on_a_terminal_a_row_is_one_line_and_a_placement_is_colored(
     known: Known, monkeypatch: pytest.MonkeyPatch, no_color: str
 ) -> None:
     for name, value in (("COLUMNS", "80"), ("TERM", "xterm"), ("NO_COLOR", no_color)):
@@ -73,7 +73,7 @@ def test_on_a_terminal_a_row_is_one_line_and_a_placement_has_a_color(
     assert max(len(head), len(re.sub(r"\x1b\[\d+m", "", row))) <= 80
 
 
-def test_a_remote_process_fails_and_the_printed_remedy_fixes_its_mask(
+def test_a_remote_process_fails_and_the_printed_remedy_corrects_its_mask(
     capsys: Capture, known: Known
 ) -> None:
     env = {"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
@@ -141,7 +141,7 @@ def test_without_a_source_of_processes_the_result_is_unknown(capsys: Capture) ->
     assert lines == ["GPUs 0-1 are impossible to judge", said]
 
 
-def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
+def test_missing_processes_orphans_and_unknown_gpus_affect_the_exit_status(
     capsys: Capture, known: Known
 ) -> None:
     """The driver lists a process that /proc does not have."""

@@ -111,7 +111,7 @@ def test_a_plan_without_variables_for_libraries_says_so(run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "slurm gres-conf"])
-def test_every_command_explains_itself(run: Run, command: str) -> None:
+def test_every_command_has_a_help_text(run: Run, command: str) -> None:
     status, out, _ = run(f"{command} --help")
     assert (status, out[: len(command) + 17]) == (0, f"usage: affinityd {command}")
     name = command.partition(" ")[0]

@@ -77,7 +77,9 @@ def test_the_command_runs_near_its_gpu(
 
 
 @pytest.mark.parametrize("words", [("--",), ("-v", "--"), ("--gpus=0", "--")])
-def test_a_command_after_two_dashes_is_exec_s(here: Mapping[str, str], words: list[str]) -> None:
+def test_a_command_after_two_dashes_is_run_by_exec(
+    here: Mapping[str, str], words: list[str]
+) -> None:
     assert affinityd(*words, *LOOK, env={**here, **RANKS}).cpus == NEAR
 
 
@@ -114,7 +116,7 @@ def test_a_launcher_is_told_the_right_order_and_its_ranks_inherit_no_locality(
         ({"CUDA_VISIBLE_DEVICES": "0,9,1"}, "not all of the visible devices are here"),
     ],
 )
-def test_a_variable_that_does_not_mean_what_it_seems_to_is_told(
+def test_a_misleading_variable_is_reported(
     here: Mapping[str, str], env: dict[str, str], line: str
 ) -> None:
     (said,) = exec_(*LOOK, env={**here, **env}).lines
@@ -237,10 +239,10 @@ def test_variables_tell_the_command_its_cpus_and_number_of_threads(
 
 
 @needs_cpuset
-def test_threads_are_no_more_than_the_limit_of_the_process_s_own_cgroup(
+def test_omp_num_threads_is_at_most_the_limit_of_the_process_s_cgroup(
     here: Mapping[str, str],
 ) -> None:
-    """It is in no cgroup namespace: the mount's root is the machine's."""
+    """The process is in no cgroup namespace: the mount's root is the machine's."""
     cgroup = Path("/sys/fs/cgroup/cpu", f"test-{os.getpid()}")
     cgroup.mkdir()
     try:
@@ -255,7 +257,7 @@ def test_threads_are_no_more_than_the_limit_of_the_process_s_own_cgroup(
 
 
 @pytest.mark.parametrize("library", ["OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON"])
-def test_more_threads_than_cpus_are_a_line(here: Mapping[str, str], library: str) -> None:
+def test_more_threads_than_cpus_cause_a_line(here: Mapping[str, str], library: str) -> None:
     variable = f"{library}_NUM_THREADS"
     for number, lines in (("7", 1), ("7,2", 1), ("1", 0), ("many", 0)):
         done = exec_("--gpus=1", "--", "true", env={**here, variable: number})
@@ -288,7 +290,7 @@ LATE = "no plan within 0.006 s of the start; a larger timeout gives it longer; t
     ],
     ids=["answers another job's CPUs", "hangs"],
 )
-def test_the_command_runs_although_the_daemon_hangs_or_errs(
+def test_the_command_runs_although_the_daemon_hangs_or_fails(
     tmp_path: Path, behave: Behaviour, timeout: str, cpus: str, told: str
 ) -> None:
     large = write_tree(machine("dgx-a100"), tmp_path / "machine")  # to be read takes longer
@@ -310,7 +312,7 @@ def test_a_full_stderr_does_not_end_the_command(here: Mapping[str, str], words: 
 @pytest.mark.parametrize(
     ("switch", "gpus", "number"), [("on", "9", 0), ("observe", "1", 0), ("on", "1", 4)]
 )
-def test_an_unpinned_command_has_no_variables_of_another_s_pin(
+def test_an_unpinned_command_has_no_variables_of_an_earlier_pin(
     here: Mapping[str, str], switch: str, gpus: str, number: int
 ) -> None:
     names = ("CPULIST", "ALLOWED", "LOCALITY", "PINNED_FOR")
@@ -333,7 +335,7 @@ def test_an_unpinned_command_has_no_variables_of_another_s_pin(
         ("NRL_GPU_CPU_AFFINITY_FILE=/a", "NRL_DISABLE_NUMA_BINDING=1"),
     ],
 )
-def test_a_variable_that_undoes_the_pin_has_a_line_until_its_switch_is_set(
+def test_a_variable_that_undoes_the_pin_is_reported_until_its_switch_is_set(
     here: Mapping[str, str], variable: str, switch: str
 ) -> None:
     name, _, value = variable.partition("=")
@@ -344,7 +346,7 @@ def test_a_variable_that_undoes_the_pin_has_a_line_until_its_switch_is_set(
     assert exec_("--gpus=0", "--", "true", env={**here, name: value, off: word}).stderr == ""
 
 
-def test_what_0_2_had_for_other_binders_is_refused_or_warned_of(
+def test_options_of_0_2_for_other_binders_are_refused_or_warned_of(
     here: Mapping[str, str], tmp_path: Path
 ) -> None:
     touch = ("--", "touch", str(tmp_path / "started"))
@@ -362,7 +364,7 @@ def test_what_0_2_had_for_other_binders_is_refused_or_warned_of(
 # What it costs.
 
 
-def test_no_module_is_imported_that_takes_long(here: Mapping[str, str]) -> None:
+def test_exec_imports_no_slow_module(here: Mapping[str, str]) -> None:
     program = [sys.executable, "-X", "importtime", str(PROGRAM), "exec", "--gpus=1", "--", "true"]
     done = ran(*program, env={**os.environ, **here})
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

@@ -1,4 +1,4 @@
-"""Becoming a command: what it finds is what it would have found without us, as env(1) shows."""
+"""Executing a command: it finds the same as without affinityd, as env(1) shows."""
 
 import os
 import re
@@ -106,7 +106,7 @@ def test_a_command_behaves_as_under_env(
     assert seen[0] == seen[1]
 
 
-def test_it_is_the_same_process() -> None:
+def test_the_command_is_the_same_process() -> None:
     with subprocess.Popen(
         [*OURS, "sh", "-c", "echo $$"], stdout=subprocess.PIPE, env={"PATH": PATH}
     ) as child:

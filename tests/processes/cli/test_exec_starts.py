@@ -1,4 +1,4 @@
-"""`affinityd exec` starts its command, whatever has become of its own files."""
+"""`affinityd exec` starts its command even if its own files are damaged."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def damages(module: Path) -> Iterator[str]:
-    """Leave a module away, then cut it off; put it right again."""
+    """Remove a module, then truncate it, then restore it."""
     source = module.read_bytes()
     try:
         module.unlink()
@@ -71,7 +71,7 @@ def damages(module: Path) -> Iterator[str]:
         module.write_bytes(source)
 
 
-def test_without_any_one_of_its_modules_it_starts_the_command(installed: Installed) -> None:
+def test_without_any_one_of_its_modules_exec_starts_the_command(installed: Installed) -> None:
     modules = installed.modules()
     assert installed.folder / "affinityd/client/local_plan.py" in modules
     for module in modules:
@@ -112,7 +112,7 @@ def test_the_start_script_itself_runs_the_command(
 
 
 @pytest.mark.parametrize("path", [None, ""])
-def test_it_pins_in_a_folder_that_was_deleted(
+def test_exec_pins_in_a_deleted_working_folder(
     installed: Installed, tmp_path: Path, path: str | None
 ) -> None:
     gone = tmp_path / "gone"
@@ -133,7 +133,7 @@ ERRORS = ("EIO", "ENOMEM", "EPERM", "EAGAIN")
 MASK_AND_SEVEN = ("--", "sh", "-c", "grep Cpus_allowed_list /proc/$$/status; exit 7")
 
 
-def test_a_file_that_fails_leaves_the_mask_or_a_near_one(
+def test_an_unreadable_file_leaves_the_mask_or_a_near_one(
     installed: Installed, tmp_path: Path
 ) -> None:
     settings, trace = tmp_path / "settings", tmp_path / "trace"
@@ -173,7 +173,7 @@ OBSERVED = "affinityd.bind(); import os; print(os.environ['AFFINITYD_UNPINNED'])
         (HANGS, 7, ("-m", "affinityd", "exec", f"--{SOON}", *SEVEN), f"affinityd exec: {LATE}"),
     ],
 )
-def test_a_dev_that_fails_or_hangs_is_named(
+def test_a_dev_folder_that_fails_or_hangs_is_named(
     tmp_path: Path, fault: str, status: int, words: Sequence[str], told: str
 ) -> None:
     fails = ("-P", "/dev", "-e", f"inject={CALLS}:{fault}")

@@ -1,4 +1,4 @@
-"""The NICs of a rank from start to finding: exec sets variables, verify and audit read them."""
+"""The NICs of a rank from start to audit: exec sets variables, verify and audit read them."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def told(*words: str, **env: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("gpu", [0, 1])
-def test_a_rank_is_told_the_nic_of_its_gpu(gpu: int) -> None:
+def test_a_rank_gets_variables_that_name_its_gpu_s_nic(gpu: int) -> None:
     port = f"mlx5_{1 - gpu}:1"
     has = f"{{'UCX_NET_DEVICES': '{port}', 'NCCL_IB_HCA': '={port}'}}"
     assert told("--gpus", f"{gpu}", "--nics", "ucx,nccl") == (has, "")
@@ -70,7 +70,7 @@ def test_a_rank_is_told_the_nic_of_its_gpu(gpu: int) -> None:
     assert verbose.endswith(f"affinityd exec: NICs for ucx,nccl: {port}\n")
 
 
-def test_bind_tells_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bind_sets_variables_of_nics_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "AFFINITYD_RDMA"):
         monkeypatch.setenv(name, "")
     script = (

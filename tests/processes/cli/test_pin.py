@@ -57,7 +57,7 @@ def as_another(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_process_that_is_pinned_to_isolated_cpus_is_told_so(
+def test_a_process_pinned_to_isolated_cpus_is_reported(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     isolated = tmp_path / "isolated"
@@ -72,7 +72,7 @@ def test_a_process_that_is_pinned_to_isolated_cpus_is_told_so(
     assert said == ["affinityd pin: isolated (isolcpus=): CPU 1", ""]
 
 
-def test_a_process_is_pinned_near_the_gpu_that_its_environment_says(capsys: Capture) -> None:
+def test_a_process_is_pinned_near_the_gpu_that_its_environment_names(capsys: Capture) -> None:
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for env, cpus in (({"CUDA_VISIBLE_DEVICES": "0"}, NEAR), (rank, FAR)):
         with sleeping(env=env) as child:

@@ -17,7 +17,7 @@ STRAY = "raise SystemExit('this is the job\\'s own module')\n"
 
 
 def make(folder: Path, umask: int) -> Path:
-    """Make the file in a checkout's copy, whose files are as old and as readable as the copy."""
+    """Build the file in a copy of the checkout, whose times and modes are the copy's."""
     folder.mkdir()
     for name in ("affinityd", "bin", "scripts", "slurm"):
         command = ["cp", "-R", "--no-preserve=all", os.fspath(REPOSITORY / name), os.fspath(folder)]
@@ -47,7 +47,7 @@ def test_the_same_sources_make_the_same_bytes(pyz: Path, tmp_path: Path) -> None
     assert make(tmp_path / "another", 0o077).read_bytes() == pyz.read_bytes()
 
 
-def test_it_reads_machines_pictures_and_scripts_of_its_own(pyz: Path, tmp_path: Path) -> None:
+def test_the_file_contains_its_machines_pictures_and_scripts(pyz: Path, tmp_path: Path) -> None:
     picture = tmp_path / "plan.svg"
     plan = run(pyz, "plan", "--machine", "dgx-a100", "--json", "--svg", os.fspath(picture))
     assert len(json.loads(plan)["ranks"]) == 8

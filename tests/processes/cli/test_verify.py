@@ -127,7 +127,7 @@ def test_if_the_environment_names_no_gpu_the_driver_does(capsys: Capture, known:
         assert main(["verify", str(child.pid)]) == 0
 
 
-def test_where_the_environment_names_another_gpu_than_the_driver_the_driver_counts(
+def test_if_the_environment_names_another_gpu_than_the_driver_the_driver_decides(
     capsys: Capture, known: Known
 ) -> None:
     with sleeping(env={"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) as child:
@@ -141,7 +141,7 @@ def test_where_the_environment_names_another_gpu_than_the_driver_the_driver_coun
         assert f"affinityd pin: process {child.pid}: {line}\n" in capsys.readouterr().err
 
 
-def test_the_ranks_of_a_launcher_are_judged_and_pinned_by_the_gpus_that_the_driver_names(
+def test_ranks_of_a_launcher_are_judged_and_pinned_by_gpus_that_the_driver_names(
     capsys: Capture, known: Known
 ) -> None:
     with parent_of({}, {}, {}) as child:

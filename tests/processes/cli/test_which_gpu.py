@@ -1,4 +1,4 @@
-"""Which GPU is a process's: the tables of numberings and launchers, by the real commands.
+"""Which GPU a process uses: the tables of numberings and launchers, with the real commands.
 
 A daemon replays each machine; the processes have its device files, in a mount namespace.
 """
@@ -99,7 +99,7 @@ def device_files(case: Case) -> list[str]:
 
 @contextmanager
 def mps_daemons(folder: Path, cases: Sequence[Case]) -> Iterator[Mapping[str, str]]:
-    """Yield, for each list that an MPS daemon may have, the folder of one that has it."""
+    """Yield, for each list that an MPS daemon may have, the folder of such a daemon."""
     program = folder / "nvidia-cuda-mps-control"
     folder.mkdir()
     program.symlink_to("/bin/sleep")
@@ -131,7 +131,7 @@ def environ_of(case: Case, folders: Mapping[str, str]) -> dict[str, str]:
 
 
 def said(stderr: str) -> str:
-    """Return what `exec -v` says of its process's GPU."""
+    """Return the GPU that `exec -v` prints for its process."""
     line = stderr.splitlines()[0]
     if found := re.search(r": GPUs? ([0-9,-]+), ", line):
         return found[1]
@@ -142,7 +142,7 @@ def said(stderr: str) -> str:
 
 
 def places(case: Case) -> set[str]:
-    """Return the nodes that are right, as cpulists, and UNKNOWN where none may be."""
+    """Return the right nodes, as cpulists, and UNKNOWN if there is none."""
     right = set()
     for outcome in case.right:
         if outcome.startswith("node "):
@@ -161,7 +161,7 @@ def cases_of(machine: str) -> list[Case]:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_each_numbering_comes_to_the_right_gpu_by_exec_and_by_run(
+def test_each_numbering_leads_to_the_right_gpu_by_exec_and_by_run(
     machine: str, tmp_path: Path
 ) -> None:
     topology, cases = MACHINES[machine], cases_of(machine)
@@ -243,7 +243,7 @@ PROLOG = (
 
 @dataclass(frozen=True)
 class Launched:
-    """A rank of a launcher, which sees GPUs 0 and 1, and its GPUs."""
+    """A rank of a launcher, which sees GPUs 0 and 1, and its own GPUs."""
 
     environ: Mapping[str, str]
     gpus: str
@@ -251,7 +251,7 @@ class Launched:
 
     @property
     def cpus(self) -> str:
-        """The CPUs near them: the first GPU is near the first CPU."""
+        """The CPUs near its GPUs: the first GPU is near the first CPU."""
         return {"0": NEAR, "1": FAR, "0,1": BOTH}[self.gpus]
 
 
@@ -265,7 +265,7 @@ def launched() -> Iterator[Launched]:
             yield Launched({**environ, **more}, gpus, is_slurm_s)
 
 
-def test_each_rank_of_each_launcher_has_its_gpus_by_every_client(tmp_path: Path) -> None:
+def test_each_rank_of_each_launcher_gets_its_gpus_from_every_client(tmp_path: Path) -> None:
     topology, ranks = tiny(), list(launched())
     tree = write_tree(topology, tmp_path / "tree")
     with running(tmp_path / "run", "--root", str(tree)) as daemon:
@@ -308,7 +308,7 @@ def test_each_rank_of_each_launcher_has_its_gpus_by_every_client(tmp_path: Path)
 
 
 def by_http(daemon: Daemon, environ: Mapping[str, str]) -> str:
-    """Return the CPUs that /plan answers to a script that sends these variables."""
+    """Return the CPUs in /plan's answer to a script that sends these variables."""
     query = [
         ("cpuset", BOTH),
         *(("env", f"{name}={text}") for name, text in environ.items() if name in READ),

@@ -72,7 +72,7 @@ input()
         ({}, "an unknown program"),
     ],
 )
-def test_threads_on_one_cpu_of_several_are_told_what_bound_them(
+def test_what_bound_threads_to_one_of_several_cpus_is_named(
     capsys: Capture, env: dict[str, str], bound_by: str
 ) -> None:
     with program(LASTING, env=env, before=["taskset", "-c", "0"]) as child:
@@ -89,7 +89,7 @@ def test_the_waits_of_short_lived_threads_are_not_measurable(capsys: Capture) ->
     assert (answer["cause"], answer["remedy"]) == (None, None)
 
 
-def test_a_process_that_cannot_be_measured_is_one_line(capsys: Capture) -> None:
+def test_a_process_that_cannot_be_measured_is_an_error_of_one_line(capsys: Capture) -> None:
     with program(ZOMBIE) as parent:
         (zombie,) = children_of(parent.pid)
         for pid, part in ((zombie, "has ended"), (2**22 - 1, "there is no process"), (2, "kernel")):
@@ -102,7 +102,7 @@ def test_a_process_that_cannot_be_measured_is_one_line(capsys: Capture) -> None:
             assert repr(time) in capsys.readouterr().err
 
 
-def test_a_process_that_ends_meanwhile_is_said_to_have_ended(capsys: Capture) -> None:
+def test_a_process_that_ends_during_the_measurement_is_reported_as_ended(capsys: Capture) -> None:
     code = "import time\nprint('ready', flush=True)\ntime.sleep(0.3)"
     with program(code) as child:
         assert main(["why", "--for=1", f"{child.pid}"]) == 2

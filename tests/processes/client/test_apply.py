@@ -64,7 +64,7 @@ def asked(
 
 
 def pinned(cpus: str, before: Sequence[str] = ()) -> list[str]:
-    """Return what came of a mask: what is said of it, the thread's, the process's."""
+    """Return the results of a pin: what is reported, the thread's mask, the process's mask."""
     return run(PIN, cpus, {}, before).splitlines()
 
 

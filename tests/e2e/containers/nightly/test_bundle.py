@@ -1,4 +1,4 @@
-"""scripts/bundle: what it makes installs, and runs, where there is no network at all."""
+"""scripts/bundle: its output installs and runs without any network."""
 
 import os
 import subprocess
@@ -36,13 +36,13 @@ def unpacked(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / archive.stem
 
 
-def test_its_name_says_which_release_and_which_python_it_is_for(archive: Path) -> None:
+def test_a_bundle_s_name_has_its_release_and_python_version(archive: Path) -> None:
     assert archive.name == f"affinityd-{__version__}-cp3{MINOR}-{os.uname().machine}.tar"
     with tarfile.open(archive) as tar:
         assert {name.split("/")[0] for name in tar.getnames()} == {archive.stem}
 
 
-def test_every_file_has_its_checksum_and_ours_are_those_of_the_checkout(unpacked: Path) -> None:
+def test_every_file_has_a_checksum_and_our_files_are_the_checkout_s(unpacked: Path) -> None:
     sums = (unpacked / "SHA256SUMS").read_text().splitlines()
     files = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
     assert {Path(line.split()[1]) for line in sums} == files - {Path("SHA256SUMS")}
@@ -55,7 +55,7 @@ def test_every_file_has_its_checksum_and_ours_are_those_of_the_checkout(unpacked
 
 
 def test_a_bundle_is_installed_without_a_network(unpacked: Path, tmp_path: Path) -> None:
-    """INSTALL up to where systemd is needed, into another folder than /opt/affinityd."""
+    """INSTALL up to the steps that need systemd, into another folder than /opt/affinityd."""
     lines = [it for it in (unpacked / "INSTALL").read_text().splitlines() if it[:4] == "    "]
     assert lines[1].split()[0] == COMMAND
     script = "\n".join(lines[:3]).replace("/opt/affinityd", f"{tmp_path}/opt")

@@ -1,4 +1,4 @@
-"""scripts/release: a whole release from a checkout of its own, with its image."""
+"""scripts/release: a whole release, with its image, from its own checkout."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def run(folder: Path, *command: str, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The release of the working tree, as a commit of its own repository."""
+    """Build the release of the working tree, as a commit of its own repository."""
     checkout = tmp_path_factory.mktemp("release")
     listed = run(REPOSITORY, "git", "ls-files", "--cached", "--others", "--exclude-standard")
     for name in listed.splitlines():
@@ -48,14 +48,14 @@ def test_every_file_is_listed_with_its_sum(built: Path) -> None:
     run(built, "sha256sum", "--check", "--quiet", "SHA256SUMS")
 
 
-def test_files_have_the_version(built: Path) -> None:
+def test_files_are_named_after_the_version(built: Path) -> None:
     assert f"affinityd-{VERSION}-py3-none-any.whl" in {it.name for it in built.iterdir()}
     assert run(built, "python3", "affinityd.pyz", "version") == f"affinityd {VERSION}\n"
     chart = run(built, os.fspath(helm()), "show", "chart", f"affinityd-chart-{VERSION}.tgz")
     assert f"\nversion: {VERSION}\n" in chart
 
 
-def test_the_list_of_parts_has_what_is_locked(built: Path) -> None:
+def test_the_bill_of_materials_has_the_locked_packages(built: Path) -> None:
     parts = json.loads((built / f"affinityd-{VERSION}.cdx.json").read_text())
     lock = (REPOSITORY / "deploy/image/requirements.txt").read_text().splitlines()
     locked = {line.partition("==")[0] for line in lock if "==" in line}

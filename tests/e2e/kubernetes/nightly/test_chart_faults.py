@@ -42,7 +42,7 @@ def test_an_old_chart_is_upgraded(chart: Chart, values: Mapping[str, Any], tmp_p
     assert started(chart.cluster, "of-this-release").says() == {PINNED}
 
 
-def test_kubelet_starts_a_daemon_again_that_hangs(chart: Chart, values: Mapping[str, Any]) -> None:
+def test_kubelet_restarts_a_daemon_that_hangs(chart: Chart, values: Mapping[str, Any]) -> None:
     chart.helm("upgrade --install", values)
     sooner = '[{"name":"affinityd","livenessProbe":{"periodSeconds":1,"timeoutSeconds":5}}]'
     patch = f'{{"spec":{{"template":{{"spec":{{"containers":{sooner}}}}}}}}}'
@@ -59,7 +59,7 @@ def test_kubelet_starts_a_daemon_again_that_hangs(chart: Chart, values: Mapping[
     assert started(chart.cluster, "after-it-hung").says() == {PINNED}
 
 
-def test_without_the_socket_it_runs_in_a_restricted_namespace(cluster: Cluster) -> None:
+def test_without_the_socket_the_chart_runs_in_a_restricted_namespace(cluster: Cluster) -> None:
     cluster.run(f"kubectl create namespace strict; kubectl label namespace strict {RESTRICTED}")
     chart = Chart(cluster, "strict")
     only = {"socket": {"enabled": False}, "extraArgs": ["--machine=dgx-a100"]}

@@ -34,7 +34,7 @@ class Site:
         return Chart(self.cluster)
 
     def run(self, *lines: str) -> str:
-        """Run a page's commands, by which the chart's daemon has the machine's files, too."""
+        """Run a page's commands, with the machine's files for the chart's daemon."""
         text = "\n".join(lines).replace(
             " deploy/helm/affinityd ", " deploy/helm/affinityd -f machine.json "
         )
@@ -42,7 +42,7 @@ class Site:
 
     @contextmanager
     def running(self, line: str) -> Iterator[None]:
-        """Run a command that ends in &, for as long as the block takes."""
+        """Run a command that ends in &, until the end of the block."""
         programs = self.folder.parent / "bin"
         path = f"{programs}:{os.environ['PATH']}"
         variables = {**os.environ, "PATH": path, "KUBECONFIG": f"{programs}/kubeconfig"}
@@ -68,9 +68,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def lines(page: str, place: int, **names: str) -> list[str]:
-    """Return the commands of a page's block `sh`, by its place among these.
+    """Return the commands of a page's `sh` block, by its position among these.
 
-    No registry is here: the node has the image. `names`: the words that a reader replaces.
+    There is no registry: the node has the image. `names`: the words that a reader replaces.
     """
     blocks = [it.text for it in BLOCKS if (it.page, it.kind) == (f"docs/{page}.md", "sh")]
     text = blocks[place].replace("\\\n", " ")
@@ -79,14 +79,14 @@ def lines(page: str, place: int, **names: str) -> list[str]:
     return [it for it in text.splitlines() if not it.startswith("image=")]
 
 
-def test_install(site: Site) -> None:
+def test_the_install_commands_work(site: Site) -> None:
     *commands, test = lines("kubernetes", 0)
     site.run(*commands)
     with named(site.chart):
         assert "Phase:          Succeeded" in site.run(test)
 
 
-def test_check(site: Site) -> None:
+def test_the_check_commands_work(site: Site) -> None:
     *shown, forward, ask = lines("kubernetes", 1)
     assert "GPU 1" in site.run(*shown)
     with site.running(forward):
@@ -99,7 +99,7 @@ def test_check(site: Site) -> None:
         assert line in printed
 
 
-def test_notes(site: Site) -> None:
+def test_the_commands_of_the_chart_s_notes_work(site: Site) -> None:
     notes = site.cluster.run("helm get notes affinityd --namespace affinityd").splitlines()
     commands = [it.strip() for it in notes if it.startswith("    ")]
     (forward,) = (it for it in commands if it.endswith("&"))
@@ -107,7 +107,7 @@ def test_notes(site: Site) -> None:
         site.run(*(it for it in commands if it != forward))
 
 
-def test_audit(site: Site) -> None:
+def test_the_audit_commands_work(site: Site) -> None:
     (pid, *_) = Job(site.cluster, "early").pids
     for place, printed in ((0, "default"), (1, "GPU")):
         upgrade, *rest = lines("kubernetes-nodes", place, NODE=NODE, PID=str(pid))
@@ -130,7 +130,7 @@ def test_an_unchanged_pod_is_pinned_by_nri(site: Site) -> None:
     removed(site.cluster)
 
 
-def test_policies(site: Site) -> None:
+def test_the_admission_policies_work(site: Site) -> None:
     """The API server itself changes the pod."""
     (site.folder / "pod.yaml").write_text(
         "{apiVersion: v1, kind: Pod, metadata: {name: changed}, spec: {containers: [{name: app, "
@@ -146,7 +146,7 @@ def test_policies(site: Site) -> None:
     eventually(is_changed, "the policy is in effect")
 
 
-def test_upgrade_and_remove(site: Site) -> None:
+def test_the_commands_to_upgrade_and_remove_work(site: Site) -> None:
     site.run(*lines("kubernetes", 3))
     site.run("kubectl -n affinityd rollout status daemonset/affinityd")
     site.run(*lines("kubernetes", 4))

@@ -1,6 +1,6 @@
-"""Pods that ask for 250 of 256 CPUs, of a real kubelet and a real containerd.
+"""Pods that request 250 of 256 CPUs, with a real kubelet and a real containerd.
 
-This machine has two CPUs. Made up: the files of /sys by which kubelet and the daemon count 256,
+This machine has two CPUs. Made up are: the files of /sys by which kubelet and the daemon count 256,
 runc's cpuset, which runc.sh cuts to the two, and the daemon's reading of the pod's.
 """
 
@@ -57,7 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def asking(where: str) -> dict[str, Any]:
-    """Return a pod's spec whose container, or pod, asks for the CPUs in this way."""
+    """Return a pod's spec whose container, or pod, requests the CPUs in this way."""
     one = {**container("one", gpus=0, **BOTH_GPUS), "resources": {}}
     amounts = {"cpu": f"{CPUS}", "memory": "64Mi"}
     resources = {"requests": amounts, "limits": amounts}
@@ -68,7 +68,7 @@ def asking(where: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("where", ["requests", "limits", "pod"])
-def test_the_runtime_gives_a_container_as_many_cpus_as_it_asked_for(
+def test_the_runtime_gives_a_container_as_many_cpus_as_it_requested(
     cluster: Cluster, tmp_path: Path, where: str
 ) -> None:
     sys_files = f"{tmp_path}/machine/sys"

@@ -51,7 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def forty(cluster: Cluster) -> set[tuple[str, bool]]:
-    """Start the containers of two pods; return their CPUs, and whether affinityd told anything."""
+    """Start the containers of two pods; return their CPUs, and whether affinityd set variables."""
     containers = [container(f"c{number}", gpus=0, **GPU_0) for number in range(CONTAINERS)]
     pods = [started(cluster, f"pod-{number}", *containers) for number in range(PODS)]
     processes = [process for pod in pods for process in pod.values()]
@@ -68,7 +68,7 @@ def always_far(method: str) -> bytes:
 
 @contextmanager
 def another_plugin(cluster: Cluster, index: str) -> Iterator[None]:
-    """Run another plugin, which is asked before the daemon."""
+    """Run another plugin, which containerd asks before the daemon."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.fspath(cluster.root / "run/nri/nri.sock"))
         name = field(1, "another") + field(2, index)
@@ -105,7 +105,7 @@ def test_containers_start_while_the_daemon_hangs(cluster: Cluster, tmp_path: Pat
 
 
 def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path: Path) -> None:
-    """The daemon waits for a kubelet that does not answer, for longer than the runtime does."""
+    """The daemon waits for a kubelet that does not answer, longer than the runtime waits."""
     path = tmp_path / "kubelet.sock"
     asks_kubelet = f"--pod-resources={path}"
     waits = with_constants(daemon__nri__KUBELET_SECONDS=PATIENCE)
@@ -136,7 +136,7 @@ def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path
         cluster.run("kubectl delete pod killed --now")
 
 
-def test_forty_pods_that_start_together_are_placed_by_kubelet_s_word(
+def test_forty_pods_that_start_together_are_placed_by_kubelet_s_answers(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """They are privileged, and have every device file; kubelet answers 100 calls a second."""
@@ -182,8 +182,8 @@ def test_containers_are_adjusted_after_a_runtime_restart(cluster: Cluster, tmp_p
         assert process.cpus == NEAR
 
 
-def test_a_cpuset_of_another_plugin_stays(cluster: Cluster, tmp_path: Path) -> None:
-    """Nri-plugins' resource policies have index 90."""
+def test_a_cpuset_of_another_plugin_is_not_changed(cluster: Cluster, tmp_path: Path) -> None:
+    """The resource policies of nri-plugins have index 90."""
     with serving(cluster, tmp_path), another_plugin(cluster, "90"):
         (process,) = started(cluster, "pinned", container("c", gpus=0, **GPU_0)).values()
         assert process.cpus == FAR

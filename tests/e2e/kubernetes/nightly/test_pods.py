@@ -70,8 +70,8 @@ def neighbor() -> dict[str, Any]:
     return {**about, "spec": {"containers": [container]}}
 
 
-def test_a_pin_outlasts_kubelets_writing_to_the_pool(cluster: Cluster) -> None:
-    """A kernel from 6.2 on keeps the mask that was set, as far as the pool has it."""
+def test_a_pin_survives_kubelet_s_updates_of_the_pool(cluster: Cluster) -> None:
+    """From 6.2 on the kernel keeps a mask that was set, as far as the pool contains it."""
     (manifest,) = pods(cluster, "burstable-shared-pool")
     with two_nodes.kubelet(cluster, gpus=SECOND_GPU), created(cluster, manifest) as pod:
         (process,) = pod.processes()
@@ -110,7 +110,9 @@ def namespace(cluster: Cluster, standard: str, **labels: str) -> str:
 
 
 @pytest.mark.parametrize("standard", ["baseline", "restricted"])
-def test_a_standard_admits_only_the_service(without_static: Cluster, standard: str) -> None:
+def test_a_pod_security_standard_admits_only_the_service(
+    without_static: Cluster, standard: str
+) -> None:
     into = namespace(without_static, standard)
     (by_folder,) = pods(without_static, "one-gpu")
     (by_service,) = pods(without_static, "restricted")
@@ -125,7 +127,7 @@ def test_a_standard_admits_only_the_service(without_static: Cluster, standard: s
 
 
 def plain(cluster: Cluster, into: str) -> dict[str, Any]:
-    """Return the restricted example without anything of affinityd."""
+    """Return the restricted example without affinityd's parts."""
     (pod,) = pods(cluster, "restricted")
     pod["metadata"]["namespace"] = into
     pod["spec"] = {**pod["spec"], "initContainers": [], "volumes": []}
@@ -136,7 +138,7 @@ def plain(cluster: Cluster, into: str) -> dict[str, Any]:
 
 
 def changed(cluster: Cluster, pod: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a document
-    """Return a pod as the API server would have it."""
+    """Return a pod as the API server would change it."""
     words = "kubectl create --dry-run=server --output=json --filename -"
     return json.loads(cluster.run(words, json.dumps(pod)))
 
@@ -166,14 +168,16 @@ SMALL = {"cpu": "150m", "memory": "96Mi"}
 
 
 def asking(**spec: Any) -> dict[str, Any]:  # noqa: ANN401 - a document
-    """Return a pod whose one container asks for a GPU, unless `spec` has others."""
+    """Return a pod whose one container requests a GPU, unless `spec` has others."""
     amounts = {**SMALL, **GPU}
     app = {"name": "app", "image": "app", "command": ["train"], "resources": {"limits": amounts}}
     about = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "asking"}}
     return {**about, "spec": {"containers": [app], **spec}}
 
 
-def test_the_admission_policy_leaves_pods_that_it_could_break(without_static: Cluster) -> None:
+def test_the_admission_policy_does_not_change_pods_that_it_could_break(
+    without_static: Cluster,
+) -> None:
     policy = FOLDER / "policies/mutating-admission-policy.yaml"
     without_static.run(f"kubectl apply --filename {policy}")
     into = namespace(without_static, "privileged", affinityd="on", size="small")
