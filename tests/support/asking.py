@@ -1,4 +1,4 @@
-"""Asking for a plan as a caller does: parameters by name, each a text."""
+"""Sends requests for a plan as a caller does: parameters by name, each a text."""
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.daemon.api.plan import find_reply, pairs_of
@@ -20,8 +20,8 @@ def ask(
 ) -> Reply:
     """Return the reply to a request; the other arguments are cpulists.
 
-    `mask` is the caller's, `may_use` its cpuset, where that is wider. Names in capitals are of
-    variables. The mode is one that divides the cores, unless one is named.
+    `mask` is the caller's, `may_use` its cpuset, if that is wider. Names in capitals are variables.
+    By default the mode is one that divides the cores.
     """
     query = {"mode": "unique_contiguous", **parameters}.items()
     return answer(
@@ -51,7 +51,7 @@ def try_to_ask(
 
 
 def lists(topology: Topology, asked: str) -> str:
-    """Return each rank's CPUs, of a request like `gpus=0,1 mode=node`: `0-3 4-7`."""
+    """Return each rank's CPUs for a request like `gpus=0,1 mode=node`: `0-3 4-7`."""
     return " ".join(cpulists(ask(topology, **words(asked))))
 
 

@@ -1,4 +1,4 @@
-"""Facts of processes for tests, as short as a table needs them; and holders that are known."""
+"""Facts of processes for tests, as short as a table needs them; and holders that a test names."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ LONE_CONTAINER = Membership(container="cd34" * 16)
 
 
 class Known:
-    """Holders that a test names: the boundary to the drivers. What it holds may be exchanged."""
+    """Holders that a test names, instead of drivers; a test may replace them."""
 
     def __init__(self, *pids: int, gpu: GpuKey = GPU) -> None:
         self.now = GpuHolders(tuple(Holding(pid, gpu, memory_bytes=2**30) for pid in pids))
@@ -77,7 +77,7 @@ def process(
 
 
 def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:
-    """Return a scan that found these, of families of their own."""
+    """Return a scan that found these processes, each a family of its own."""
     near, users = Judge(topology).near, {0: "root"}
     return Scan(0.0, 0.0, processes, near, {}, divided=divided(processes), users=users)
 
@@ -92,7 +92,7 @@ def audited(
     orphan: str | None = None,
     near: str | None = NEAR,
 ) -> AuditedProcess:
-    """Return a judgement; `itself`: the places of the threads that pinned themselves."""
+    """Return a judgment; `itself`: the placements of threads that libraries pinned."""
     return AuditedProcess(
         facts,
         placement,

@@ -1,4 +1,4 @@
-"""Python in a child that lacks some privilege, for tests: what it prints is what is returned."""
+"""Python in a child that lacks some privilege, for tests; its output is returned."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def refuse(call, error=errno.EPERM):
 def said(
     code: str, *arguments: str, within: tuple[str, ...] = (), flags: tuple[str, ...] = ()
 ) -> str:
-    """Run Python code, by the command `within` where one is given, and return what it printed."""
+    """Run Python code, by the command `within` if one is given, and return its output."""
     done = subprocess.run(
         [*within, sys.executable, *flags, "-c", code, *arguments],
         cwd=REPOSITORY,

@@ -1,4 +1,4 @@
-"""Real processes for tests: programs that say when they are ready and run until they are ended."""
+"""Real processes for tests: programs that report when they are ready, and run until stopped."""
 
 import json
 import os
@@ -68,10 +68,10 @@ os.read(0, 1)
 def program(
     code: str, *arguments: str, env: Mapping[str, str] | None = None, before: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run Python code until the end of the block, once it has printed its first line.
+    """Run Python code until the end of the block, which begins when it has printed its first line.
 
-    The code ends when its stdin does, so that nothing is left over from a test that fails. It is
-    run by way of a command `before` its own.
+    The code ends when its stdin does, so that a failing test leaves no process. It is run by way of
+    a command `before` its own.
     """
     with subprocess.Popen(
         [*before, sys.executable, "-I", "-S", "-c", code, *arguments],
@@ -105,7 +105,7 @@ def parent_of(
 
 
 def present(pid: int) -> Stat:
-    """Return the facts of a process that has not ended."""
+    """Return the facts of a process, which must not have ended."""
     stat = stat_of(pid)
     assert stat is not None
     return stat
@@ -121,7 +121,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def copied(root: Path, *pids: int) -> Path:
-    """Copy what the kernel has of processes, without their children: a kernel may not tell them."""
+    """Copy the kernel's files about processes, without children: a kernel may not list them."""
     for pid in pids:
         tasks = [f"task/{tid}" for tid in thread_ids(pid)]
         for task in tasks:

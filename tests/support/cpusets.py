@@ -1,4 +1,4 @@
-"""Real cpusets for tests: cgroups of this machine's v1 hierarchy, as schedulers make them, too."""
+"""Real cpusets for tests: cgroups of this machine's v1 hierarchy, also as schedulers make them."""
 
 import os
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def step_parts(job: int) -> tuple[str, ...]:
 
 @contextmanager
 def cgroup(*parts: str, cpus: str | None = None) -> Iterator[Path]:
-    """Make a cgroup with these CPUs, or with all; who puts processes into it ends them before."""
+    """Make a cgroup with these CPUs, or with all; its processes must end before the block."""
     made = [HIERARCHY.joinpath(*parts[: number + 1]) for number in range(len(parts))]
     ours = [folder for folder in made if not folder.exists()]
     for folder in ours:

@@ -1,4 +1,4 @@
-"""A real daemon for tests: started, asked over its socket, ended."""
+"""A real daemon for tests: started, asked over its socket, stopped."""
 
 import http.client
 import json
@@ -121,9 +121,9 @@ runpy.run_module("affinityd", run_name="__main__")
 
 
 def with_constants(**numbers: float) -> tuple[str, ...]:
-    """Return the command that runs another one's daemon with shorter waits.
+    """Return a command that runs the daemon in another command with shorter waits.
 
-    `numbers` are by the constant's name behind its module in affinityd: `a__b__SECONDS`.
+    `numbers`: a constant's module in affinityd, then its name: `a__b__SECONDS`.
     """
     settings = (f"{name.replace('__', '.')}={number}" for name, number in numbers.items())
     return sys.executable, "-c", CHANGED, *settings
@@ -131,7 +131,7 @@ def with_constants(**numbers: float) -> tuple[str, ...]:
 
 @contextmanager
 def started(folder: Path, *arguments: str, **how: Any) -> Iterator[Daemon]:  # noqa: ANN401
-    """Spawn a daemon, with what `spawn` takes, that ends with the block."""
+    """Spawn a daemon, with the arguments of `spawn`, until the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     daemon = spawn(folder, *arguments, **how)
     try:
@@ -150,7 +150,7 @@ def running(folder: Path, *arguments: str, **how: Any) -> Iterator[Daemon]:  # n
 
 
 def refused(folder: Path, *arguments: str, listen: str = "none") -> str:
-    """Start a daemon that ends at once; return the one line that says why."""
+    """Start a daemon that must exit at once; return its error line."""
     daemon = spawn(folder, *arguments, listen=listen)
     assert daemon.process.wait(PATIENCE) in {1, 2}
     assert daemon.lines == []
@@ -167,7 +167,7 @@ def is_ready(daemon: Daemon) -> bool:
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
-    """Wait until something holds; it must, within PATIENCE."""
+    """Wait until a condition holds, at most PATIENCE."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, f"not within {PATIENCE} s: {what}"
@@ -181,7 +181,7 @@ def free_port() -> int:
 
 
 def open_files(process: int) -> Iterator[Path]:
-    """Yield what a process holds open, as far as it still does."""
+    """Yield the paths of the files that a process has open."""
     with suppress(OSError):  # it ended, or is another user's
         for descriptor in Path(f"/proc/{process}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile

@@ -1,4 +1,4 @@
-"""Facts for the doctor's checks, of machines made for a test, and what a check finds in them."""
+"""Facts for the doctor's checks, of machines made for a test; and comparison of findings."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,15 +38,15 @@ def facts_of(
 
 
 def check(name: str, facts: NodeFacts, *expected: str) -> None:
-    """Hold that a check finds just this, by parts of its sentences.
+    """Check that a check has exactly these findings, by parts of its sentences.
 
-    `ok: found`, or `warn 0-1: found → remedy`, where the numbers are those of GPUs.
+    `ok: found`, or `warn 0-1: found → remedy`, where the numbers are GPU indices.
     """
     compare(run_checks(facts, [name]), expected)
 
 
 def compare(findings: Sequence[CheckResult], expected: Sequence[str]) -> None:
-    """Hold that there are just these findings, each by parts of its sentences, as `check`."""
+    """Check that these are exactly the expected findings, by parts of sentences, as `check`."""
     assert len(findings) == len(expected), findings
     for finding, text in zip(findings, expected, strict=True):
         head, _, sentences = text.partition(": ")

@@ -1,4 +1,4 @@
-"""Documents for tests: as JSON has them, and read by their description."""
+"""Documents for tests: as JSON, and read by their dataclass."""
 
 import json
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ def in_json(document: object) -> Any:  # noqa: ANN401 - of any shape
 
 
 def exactly(kind: type[T], body: str | bytes) -> T:
-    """Return the document that JSON is; it has nothing that its description does not."""
+    """Return the document that JSON contains, which must have no other fields."""
     document = loads(kind, body, "it")
     assert in_json(document) == json.loads(body)
     return document

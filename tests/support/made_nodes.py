@@ -1,8 +1,8 @@
 """A real daemon on this machine as if it had NVIDIA's driver, and NUMA nodes that a test makes.
 
-It runs on this machine's own `/`, but for `/proc/driver`, `/sys/devices/system` and `/run`, which
-are mounted over in a mount namespace of the daemon's own; NVML is a real shared library. On a
-`LiveNode` the NUMA nodes are this machine's, too, and its first PCI device is the GPU.
+It runs on this machine's own `/`, except `/proc/driver`, `/sys/devices/system` and `/run`, which
+are mounted over in the daemon's mount namespace; NVML is a real shared library. On a `LiveNode` the
+NUMA nodes are this machine's, too, and its first PCI device is the GPU.
 """
 
 import os
@@ -46,7 +46,7 @@ def running_on(
 
 
 def entering(machine: Topology, folder: Path) -> list[str]:
-    """Write the machine and its driver, and return the command that runs another on it."""
+    """Write the machine and its driver, and return the command that runs another command on it."""
     (folder / "run/affinityd").mkdir(parents=True, exist_ok=True)
     (folder / "driver/nvidia").mkdir(parents=True)
     (folder / "driver/nvidia/version").write_text(f"NVRM version: {DRIVER}\n")
@@ -73,7 +73,7 @@ class LiveNode:
         self.says()
 
     def says(self, *faults: str, of_gpu: str = "") -> None:
-        """Have NVML answer so; a fault is `FUNCTION ACTION`, as libnvidia_ml.c has it."""
+        """Make NVML answer like this; a fault is `FUNCTION ACTION`, as in libnvidia_ml.c."""
         gpu = f"gpu\nuuid {UUID}\npci 0000{gpu_address()}\nminor 3\nmodel {MODEL}"
         fails = (f"fail {fault}" for fault in faults)
         lines = (f"driver {DRIVER}", f"device {self.device}", *fails, gpu, of_gpu, "")
@@ -89,7 +89,7 @@ class LiveNode:
 
     @contextmanager
     def started(self, *arguments: str, at_first: str = ":") -> Iterator[Daemon]:
-        """Start the daemon, after a line of sh in its namespace; by default it scans nothing."""
+        """Start the daemon, after a line of sh in its namespace; by default without scans."""
         arguments = ("--scan-interval", "off", *arguments)
         before = self._inside(at_first)
         with started(self.folder, *arguments, env=self._env, before=before) as daemon:

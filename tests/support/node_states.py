@@ -1,4 +1,4 @@
-"""What `GET /audit` says of made-up processes: some far, waiting or orphans, on a DGX A100."""
+"""Documents of `GET /audit` with made-up processes: far, waiting or orphans, on a DGX A100."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ RUNNABLE = "R"  #: the state of a process that waits for a CPU
 
 
 def with_gpus(topology: Topology, number: int) -> Topology:
-    """Return a machine with so many of its GPUs, again and again."""
+    """Return a machine with `number` GPUs: its own, repeated."""
     few = len(topology.gpus)
     if number <= few:
         return replace(topology, gpus=topology.gpus[:number])
@@ -48,7 +48,7 @@ def process(pid: int, gpu: int, name: str = "python3", job: int | None = None) -
 
 
 def far(it: AuditedProcess) -> AuditedProcess:
-    """Return the process on the other package, with its memory."""
+    """Return the process moved to the other package, with its memory."""
     facts = replace(it.facts, threads=audit_facts.process("0-15", pid=it.facts.pid).threads)
     return audited(facts, "remote", cause="mask", near=NEAR)
 
@@ -66,7 +66,7 @@ def beside(it: AuditedProcess, gpu: int) -> AuditedProcess:
 
 
 def several(number: int, gpus: int) -> list[AuditedProcess]:
-    """Return so many: GPU 0's are far, 1's orphans, 2's wait, and few alike ones elsewhere."""
+    """Return processes: GPU 0's are far, 1's orphans, 2's wait, and a few alike ones elsewhere."""
     kinds = {0: far, 1: orphan, 2: waiting}
     made = []
     for place in range(number):
@@ -83,7 +83,7 @@ def _time_in(state: str) -> CpuTime:
 
 
 def _memory(it: AuditedProcess) -> HostMemory:
-    """Return 60 GiB that are near, or 64 GiB of which most is not."""
+    """Return 60 GiB that are near, or 64 GiB that are mostly far."""
     near, elsewhere = (20, 44) if it.cause else (60, 0)
     drawn = {(ANONYMOUS, 3): 10 * near, (ANONYMOUS, 1): 10 * elsewhere}  # pages
     locked = {"VmPin": GIB} if it.cause else {}
@@ -98,7 +98,7 @@ def audit(
     age: float = 4.0,
     lost: Sequence[int] = (),
 ) -> AuditDocument:
-    """Return the document of a scan, so many seconds ago, that found these processes.
+    """Return the document of a scan of some seconds ago that found these processes.
 
     `lost`: GPUs that do not answer.
     """

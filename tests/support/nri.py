@@ -1,4 +1,4 @@
-"""The runtime's side of NRI, as containerd speaks it."""
+"""The runtime's side of NRI, as containerd implements it."""
 
 import select
 import socket
@@ -71,14 +71,14 @@ def resized(request: bytes, cpus: int) -> bytes:
 
 
 def synchronized(*requests: bytes, more: bool = False) -> bytes:
-    """Return a SynchronizeRequest of containers, by the requests that created them."""
+    """Return a SynchronizeRequest of containers, from the requests that created them."""
     both = [read(request) for request in requests]
     parts = [wire.field(at, whole[at][-1]) for whole in both for at in (1, 2)]
     return b"".join(parts) + (wire.field(3, 1) if more else b"")
 
 
 def updated(response: wire.Value) -> dict[str, str]:
-    """Return container → cpuset of a SynchronizeResponse, or of one or several updates."""
+    """Return container → cpuset from a SynchronizeResponse, or from one or several updates."""
     changes = messages(read(response), 1)
     return {text(it, 1): text(embedded(embedded(embedded(it, 2), 1), 2), 6) for it in changes}
 
@@ -119,7 +119,7 @@ class Runtime:
         return bool(select.select([self._listener], [], [], 0)[0])
 
     def accept(self) -> Fields:
-        """Take a plugin in; return how it registered."""
+        """Accept a plugin; return its registration."""
         self._trunk, self._waiting = Trunk(), list[Ttrpc]()
         self.connection.close()
         self.connection, _ = self._listener.accept()
@@ -144,7 +144,7 @@ class Runtime:
         return [self._payload(it) for it in answers]
 
     def updated(self, answer: bytes = b"") -> dict[str, str]:
-        """Wait for changes of running containers that the plugin asks for by itself."""
+        """Wait for changes of running containers that the plugin requests by itself."""
         request = self._received(REQUEST)
         assert request.connection == RUNTIME
         self.connection.sendall(packed(Ttrpc(RUNTIME, request.stream, RESPONSE, answer)))
@@ -157,7 +157,7 @@ class Runtime:
         return given(answer)
 
     def close(self) -> None:
-        """Close the connection; another plugin may come."""
+        """Close the connection; another plugin may connect."""
         self.connection.close()
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
-"""The tables of how processes number their GPUs, and what each of their rows comes to.
+"""The tables of how processes number their GPUs, and the right outcome of each row.
 
-What is right for numberings.tsv is found by going the other way: from each order in which the
-driver may have numbered the devices that it sees, to the device of an index. If they are not all
-one device, and not all on one node, nothing is known. numberings_held_out.tsv says it.
+The right outcome of numberings.tsv is found in reverse: from each order in which the driver may
+have numbered the devices that it sees, to the device of an index. If these are several devices, on
+several nodes, the outcome is unknown. numberings_held_out.tsv states it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ ALONE = "alone"
 
 
 def with_gpus(topology: Topology, **facts: Sequence[object]) -> Topology:
-    """Return a machine with the facts of each of its GPUs."""
+    """Return a machine with these facts added to each of its GPUs."""
     facts = {"uuid": UUIDS, **facts}
     gpus = [
         replace(gpu, **{name: each[place] for name, each in facts.items()})  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ KINDS = {"nvidia": "minor", "huawei": "davinci", "1da3": "accel"}  #: others: dr
 
 @dataclass(frozen=True)
 class Case:
-    """A process, and the outcomes that are right."""
+    """A process, and the right outcomes."""
 
     name: str
     machine: str
@@ -91,19 +91,19 @@ class Case:
 
     @property
     def granted(self) -> list[str]:
-        """The device files as a request names them."""
+        """The device files in the form of a request."""
         kind = KINDS.get(self.topology.gpus[0].vendor, "drm")
         return [f"{kind}:{number}" for number in self.files or ()]
 
 
 def held_out() -> Iterator[Case]:
-    """Yield the rows that say what is right."""
+    """Yield the rows of the table that states what is right."""
     for name, machine_name, files, variables, expected in table("numberings_held_out.tsv"):
         yield _case(name, machine_name, files, variables, frozenset([expected]))
 
 
 def numberings() -> Iterator[Case]:
-    """Yield each of eight ranks, and a lone process, of the rows of the other table."""
+    """Yield eight ranks, and a process alone, for each row of the other table."""
     for name, machine_name, files, variables in table("numberings.tsv"):
         case = _case(name, machine_name, files, variables, frozenset())
         for rank in (*range(8), None):
@@ -137,7 +137,7 @@ def file_of(gpu: Gpu) -> int:
 
 
 def outcome(reply: Reply | AffinityError) -> str:
-    """Return what an answer comes to."""
+    """Return the outcome of an answer, as the table writes it."""
     if isinstance(reply, NoSuchGpuError):
         return NONE
     if isinstance(reply, AffinityError):
@@ -148,7 +148,7 @@ def outcome(reply: Reply | AffinityError) -> str:
 
 
 def _right(case: Case, rank: int | None) -> frozenset[str]:
-    """Return the outcomes that are right for a rank of eight; None: for a lone process."""
+    """Return the right outcomes for a rank of eight; None: for a process alone."""
     topology, orders = case.topology, _orders(case)
     may_be = {frozenset([order[(rank or 0) % len(order)]]) for order in orders}
     if rank is None:  # it has the CPUs near all that it sees, or that it may see
@@ -196,7 +196,7 @@ def _lists(vendor: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _orders(case: Case) -> list[list[int]]:
-    """Return all orders of GPUs that the process may see, of which it counts one."""
+    """Return all possible orders of the GPUs that the process may see; it uses one of them."""
     gpus, environ = case.topology.gpus, case.environ
     seen = [gpu.index for gpu in gpus if case.files is None or file_of(gpu) in case.files]
     if listed := environ.get("NVIDIA_VISIBLE_DEVICES"):

@@ -1,10 +1,10 @@
-"""Mounts that only the tests see, where root runs them.
+"""Mounts that only the tests see, if root runs them.
 
-On a node on which affinityd runs, its folder and settings would be found by tests of a machine that
-has neither; on one with GPUs, processes would have its device files and not those of the tests'
-machines. With a checkout or a Python below a folder that other users cannot enter, as root's home
-is, what the tests run as other users would not start. All are mounted over in a mount namespace of
-the tests' own; the machine stays as it is.
+On a node on which affinityd runs, tests of a machine without affinityd's folder and settings would
+find them; on a node with GPUs, processes would have its device files and not those of the tests'
+machines. If the checkout or Python is below a folder that other users cannot enter, such as root's
+home, commands of the tests would not start as other users. All of these are mounted over in a mount
+namespace of the tests; the machine stays as it is.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def hide_the_machines_own() -> None:
     """Hide a site's folder, settings and GPUs; let other users enter the checkout, and Python's.
 
-    Does nothing where there is nothing to hide, or without the privilege to mount.
+    Does nothing if there is nothing to hide, or without the privilege to mount.
     """
     running = RUN.is_dir() and any(RUN.iterdir())
     above = {*REPOSITORY.parents, *Path(sys.base_prefix).parents}
@@ -61,7 +61,7 @@ def _all_may_enter(folder: Path) -> bool:
 
 
 def _mount_anew(folder: Path, without: re.Pattern[str] = NONE) -> None:
-    """Mount a folder that all may enter over this one, with the same entries but for some."""
+    """Mount a folder that all may enter over this one, with the same entries except some."""
     below = os.open(folder, os.O_PATH)  # it leads to the entries once they are mounted over
     _mount("tmpfs", folder, "tmpfs", data="mode=755")
     for entry in Path(f"/proc/self/fd/{below}").iterdir():

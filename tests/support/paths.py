@@ -1,4 +1,4 @@
-"""Where things are: the checkout, what the tests have written down, and folders of their own."""
+"""Paths: the checkout, the tests' recorded data, and folders for tests."""
 
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ DATA = REPOSITORY / "tests" / "data"
 
 @contextmanager
 def open_folder(prefix: str = "tmp") -> Iterator[Path]:
-    """Yield a folder that other users may enter, with a path short enough for that of a socket."""
+    """Yield a folder that other users may enter, whose path is short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -1,8 +1,7 @@
-"""A pod's container for tests of `run`: device files, variables and CPUs that are not here.
+"""A pod's container for tests of `run`: device files, variables and CPUs that do not exist here.
 
-Only what a machine of one GPU node has and this one has not is made up: the device files, AMD's
-vendor in sysfs, and a kernel that takes the mask of 256 CPUs. The scripts, and what they ask, are
-real.
+Only what a node with GPUs has and this machine lacks is made up: the device files, AMD's vendor in
+sysfs, and a kernel that accepts the mask of 256 CPUs. The scripts, and their requests, are real.
 """
 
 import atexit
@@ -49,7 +48,7 @@ class Told:
 
     @property
     def cpus(self) -> CpuSet | None:
-        """Where it was put; None where it was left as it was."""
+        """The CPUs to which `run` pinned it; None if it did not pin it."""
         text = self.environment.get("AFFINITYD_CPULIST")
         return None if text is None else parse_list(text)
 
@@ -58,7 +57,7 @@ class Pod:
     """A folder that `affinityd init` has filled, and the container that uses it."""
 
     def __init__(self, folder: Path, socket: Path, said: Mapping[str, str] | None = None) -> None:
-        """Prepare it, as an init container with these variables does."""
+        """Prepare the pod, as an init container with these variables does."""
         self.folder = folder
         self.socket = socket
         self.to = folder / "affinity"
@@ -76,7 +75,7 @@ class Pod:
         (self.to / "run").write_text(script.replace("taskset=taskset", f"taskset={program}"))
 
     def has(self, *devices: str) -> None:
-        """Have these device files and no others: nvidia0, or dri/renderD128 of AMD's."""
+        """Give it only these device files: nvidia0, or dri/renderD128 of AMD's."""
         for old in (self.folder / "dev").rglob("*[0-9]"):
             old.unlink()
         for name in devices:
@@ -113,7 +112,7 @@ class Pod:
 
 @cache
 def _prepared(socket: Path, _since: int, said: frozenset[tuple[str, str]]) -> Path:
-    """Return what an init container leaves: the pods of one daemon have the same."""
+    """Return the files of an init container: the pods of one daemon have the same."""
     folder = Path(tempfile.mkdtemp(prefix="affinity-"))
     atexit.register(shutil.rmtree, folder)
     done = affinityd("init", "--to", str(folder / "to"), "--socket", str(socket), env=dict(said))

@@ -1,6 +1,6 @@
-"""What the daemon needs for each thing that it does: a table of docs/settings.md.
+"""What the daemon needs for each feature: a table of docs/settings.md.
 
-Measured by the suite `privileges`; the unit and the chart are held to it.
+The suite `privileges` measures it; the unit and the chart are checked against it.
 """
 
 import re

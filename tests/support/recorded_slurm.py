@@ -1,5 +1,5 @@
-"""Programs in the place of slurmd and scontrol, which print what a test says; real ones print it in
-tests/e2e/slurm.
+"""Stand-ins for slurmd and scontrol, which print a test's text; tests/e2e/slurm has the real ones'
+output.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ esac
 
 @dataclass(frozen=True)
 class RecordedSlurm:
-    """A Slurm whose answers are files."""
+    """A Slurm whose commands print files."""
 
     folder: Path
 
@@ -38,7 +38,7 @@ class RecordedSlurm:
         return self.folder / "slurm.conf"
 
     def has(self, lines: str) -> None:
-        """Have slurmd take lines of gres.conf as they are; a line that is none it prints."""
+        """Have slurmd accept lines of gres.conf unchanged; it prints lines of other kinds."""
         printed = (f"Gres {it}" if it.startswith("Name=") else it for it in lines.splitlines())
         (self.folder / "slurmd").write_text("".join(f"slurmd: {line}\n" for line in printed))
 
@@ -66,7 +66,7 @@ class RecordedSlurm:
 
 
 def recorded_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedSlurm:
-    """Put a Slurm before all others: slurm.conf says nothing, and slurmctld has no node."""
+    """Put a Slurm first in PATH: slurm.conf is empty, and slurmctld has no node."""
     programs = folder / "programs"
     programs.mkdir(parents=True)
     for name, text in {"slurmd": SLURMD, "scontrol": SCONTROL}.items():

@@ -33,7 +33,7 @@ class AskedNode:
         return reply.json
 
     def samples(self, name: str, label: str = "pci_bus_id") -> Counts:
-        """Return a metric's samples: the value of one label → the sum of those that have it."""
+        """Return a metric's samples: value of a label → sum of the samples with that value."""
         rows = re.findall(
             rf"^affinityd_{name}(?:\{{(.*)\}})? (\S+)$",
             self.daemon.get("/metrics").text,
@@ -65,7 +65,7 @@ Users = Mapping[int, Sequence[int] | None]
 @dataclass
 class ScanningNode(AskedNode):
     def say(self, users: Users, fault: str = "") -> None:
-        """Have NVML name these processes, from the next scan on, or fail."""
+        """Make NVML list these processes, or fail, from the next scan on."""
         self.tell(facts(users, fault))
 
 
@@ -93,7 +93,7 @@ def scanning(
     users: Users | None = None,
     **how: Any,  # noqa: ANN401 - what `spawn` takes
 ) -> Iterator[ScanningNode]:
-    """Run a daemon that scans every second, from its first scan on."""
+    """Run a daemon that scans every second; the block begins after its first scan."""
     nvml, scans = facts(users or {}), ("--scan-interval", "1")
     with (
         open_folder() as folder,

@@ -21,7 +21,7 @@ NEAR: Mapping[GpuKey, CpuSet | None] = {GPU0: frozenset(range(4)), GPU1: frozens
 
 
 class Audit(NamedTuple):
-    """A scan, and the machine that it is of."""
+    """A scan, and the machine it was made on."""
 
     topology: Topology
     scan: Scan
@@ -63,7 +63,7 @@ def audit(*processes: AuditedProcess, **changes: Any) -> Audit:  # noqa: ANN401 
 
 
 def scanned(*audits: Audit, **settings: Any) -> list[ScanResult]:  # noqa: ANN401
-    """Return the results of these scans; `settings`: of the daemon."""
+    """Return the results of these scans; `settings`: the daemon's."""
     scans = iter(audits)
     scanning = Scanning(Settings(**settings), lambda *_: next(scans).scan)
     return [scanning.scan(topology) for topology, _ in audits]

@@ -1,4 +1,4 @@
-"""Servers on a unix socket that are no daemon, or none that anybody would want."""
+"""Servers on a unix socket that are no daemon, or a broken one."""
 
 import socket
 import threading

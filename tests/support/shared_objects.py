@@ -1,4 +1,4 @@
-"""Builds the NVML that libnvidia_ml.c describes."""
+"""Builds the NVML library from libnvidia_ml.c."""
 
 import atexit
 import functools
@@ -11,8 +11,8 @@ from pathlib import Path
 def environment(facts: str, folder: Path) -> dict[str, str]:
     r"""Return the variables with which a program's NVML answers from these facts.
 
-    They are written into `folder`, and may be written anew, by this, while it runs. A character
-    from \udc80 on stands for a byte that is no UTF-8.
+    They are written into `folder`, and may be rewritten by another call while the program runs. A
+    character from \udc80 on stands for a byte that is no UTF-8.
     """
     path, new = folder / "nvml.facts", folder / "nvml.facts.new"
     new.write_text(facts, errors="surrogateescape")

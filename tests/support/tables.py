@@ -1,4 +1,4 @@
-"""Tables of cases as they are read: a row a line, its cells between bars."""
+"""Tables of cases as text: one row a line, with bars between cells."""
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -14,7 +14,7 @@ def rows(table: str) -> list[ParameterSet]:
 
 
 def table(file: str, **texts: str) -> list[list[str]]:
-    """Return the rows of a table of tests/data, with the texts of names in braces."""
+    """Return the rows of a table of tests/data; `texts` replace their names in braces."""
     content = (DATA / file).read_text()
     for name, text in texts.items():
         content = content.replace(f"{{{name}}}", text)

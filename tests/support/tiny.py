@@ -26,7 +26,7 @@ LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 
 
 def tiny(*gpu_nodes: int, minors: Sequence[int] = range(16)) -> Topology:
-    """Return the machine: a node for each of the CPUs, GPUs on these nodes, by these files."""
+    """Return the machine: one node for each of the CPUs, GPUs on these nodes, with these files."""
     machine = made({0: NEAR, 1: FAR}, gpus=gpu_nodes or (0, 1))
     named = zip(machine.gpus, minors, strict=False)
     return replace(machine, gpus=tuple(replace(gpu, minor=minor) for gpu, minor in named))
@@ -68,10 +68,10 @@ def printed(*command: str | os.PathLike[str], **options: Any) -> str:  # noqa: A
 def affinityd(
     *words: str, env: Mapping[str, str] | None = None, checkout: Path | None = None
 ) -> Ended:
-    """Run the command line, in an environment that says nothing of tasks and settings but `env`.
+    """Run the command line; of variables about tasks and settings it has only `env`.
 
-    `checkout`: the one whose it is, where that is another. That the machine is replayed is left
-    out of what it says.
+    `checkout`: whose command line, if another's. Lines about the replayed machine are left out of
+    stderr.
     """
     env = {
         "PATH": os.environ["PATH"],
@@ -86,7 +86,7 @@ def affinityd(
 
 
 def without_replay(stderr: str) -> str:
-    """Return what was said, but for the lines that the machine is replayed."""
+    """Return stderr without the lines which say that the machine is replayed."""
     lines = stderr.splitlines(keepends=True)
     return "".join(line for line in lines if not line.endswith(f": {REPLAYED_MACHINE}\n"))
 

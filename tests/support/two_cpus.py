@@ -1,8 +1,8 @@
-"""Two CPUs for tests that place processes: their cases are written for two, on any machine."""
+"""Two CPUs for tests that place processes: the cases are written for two, on any machine."""
 
 import os
 
 
 def keep_two_cpus() -> None:
-    """Keep this process, and those that it starts, to the first two of its CPUs."""
+    """Limit this process, and those that it starts, to the first two of its CPUs."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])

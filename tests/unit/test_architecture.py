@@ -1,4 +1,4 @@
-"""Data flows one way: which folder may import which, and what the base package may import."""
+"""Data flows one way: which folder may import which, and which packages the base may import."""
 
 import ast
 import sys
@@ -78,11 +78,11 @@ EDGES = {
 }
 
 
-def test_every_folder_has_its_place() -> None:
+def test_every_folder_is_in_the_order_of_layers() -> None:
     assert {top(name) for name in MODULES} == RANK.keys()
 
 
-def test_a_folder_imports_from_lower_ones_alone() -> None:
+def test_a_folder_imports_only_from_lower_ones() -> None:
     tops = {
         (above.partition(".")[0], below.partition(".")[0]): it
         for (above, below), it in EDGES.items()
@@ -93,7 +93,7 @@ def test_a_folder_imports_from_lower_ones_alone() -> None:
     assert not wrong
 
 
-def test_nothing_imports_itself_in_a_circle() -> None:
+def test_no_import_is_circular() -> None:
     folders: dict[str, set[str]] = {}
     for above, below in EDGES:
         folders.setdefault(above, set()).add(below)
@@ -101,7 +101,7 @@ def test_nothing_imports_itself_in_a_circle() -> None:
         TopologicalSorter(edges).prepare()  # raises CycleError, which names them
 
 
-def test_other_packages_are_imported_by_the_daemon_alone() -> None:
+def test_third_party_packages_are_imported_only_by_the_daemon() -> None:
     known = {*sys.stdlib_module_names, "typing_extensions"}  # the latter by type checkers alone
     foreign = {name: its - known for name, its in OUTSIDE.items()}
     wrong = {name: its for name, its in foreign.items() if its and top(name) != "daemon"}
@@ -114,7 +114,7 @@ def test_pure_modules_read_no_file_and_no_clock() -> None:
     assert {name: its for name, its in found.items() if its} == {}
 
 
-def test_the_daemon_is_handed_its_readings() -> None:
+def test_the_daemon_gets_its_readings_as_arguments() -> None:
     handed = {"affinityd.daemon.main", "affinityd.daemon.state.topology_watcher"}  # a Machine
     its = {name for name in MODULES if top(name) == "daemon"} - handed
     assert [name for name in its if any(top(it) == "discovery" for it in INSIDE[name])] == []

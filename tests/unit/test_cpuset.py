@@ -59,7 +59,7 @@ def test_a_malformed_list_or_mask_is_quoted_in_one_line(
     assert (quoted or repr(text)) in str(caught.value)
 
 
-def test_a_cpulist_is_written_as_short_as_can_be() -> None:
+def test_a_cpulist_is_written_as_short_as_possible() -> None:
     assert format_list([11, 0, 1, 2, 3, 8, 10, 10]) == "0-3,8,10-11"
     assert format_list([]) == ""
 

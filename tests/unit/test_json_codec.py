@@ -1,4 +1,4 @@
-"""Documents: what is read is what was written, and what is not expected is named in one line."""
+"""Documents: what is read equals what was written, and an unexpected part is named in one line."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -50,13 +50,13 @@ IN_JSON |= {"disks": DISKS, "distances": {"0": 10, "1": 20}}
 IN_JSON |= {"cpus": "1-3,8", "tags": [], "limits": None}
 
 
-def test_a_document_is_its_fields_in_their_order() -> None:
+def test_a_document_has_its_fields_in_order() -> None:
     assert json.loads(dumps(HOST)) == IN_JSON
     assert list(json.loads(dumps(HOST))) == list(IN_JSON)
     assert loads(Host, dumps(HOST), "host") == HOST
 
 
-def test_an_optional_field_is_left_out_where_it_is_none() -> None:
+def test_an_optional_field_is_left_out_if_it_is_none() -> None:
     assert "notes" not in dumps(HOST)
     noted = loads(Host, json.dumps({**IN_JSON, "notes": []}), "host")
     assert (noted.notes, json.loads(dumps(noted))["notes"]) == ((), [])

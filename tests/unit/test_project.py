@@ -1,4 +1,4 @@
-"""The pages name every word and example of the code; the image's lock and the suites are whole."""
+"""The pages describe every name and example of the code; the lock and the suites are complete."""
 
 import re
 import sys
@@ -44,7 +44,7 @@ MODE, VENDORS, HUGE_PAGES, ROW = (
         ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in PLAN_PARAMETERS]),
     ],
 )
-def test_a_page_explains(page: str, words: Iterable[str]) -> None:
+def test_pages_mention_every_name_of_the_code(page: str, words: Iterable[str]) -> None:
     text = (REPOSITORY / page).read_text()
     assert [word for word in words if f"`{word}`" not in text] == []
 
@@ -101,7 +101,7 @@ FACTS = [
 
 
 @pytest.mark.parametrize(("pages", "pattern", "truth"), FACTS)
-def test_a_number_that_a_page_names_is_true(pages: str, pattern: str, truth: object) -> None:
+def test_numbers_on_pages_are_those_of_the_code(pages: str, pattern: str, truth: object) -> None:
     named = [
         number.replace(",", "")
         for page in REPOSITORY.glob(pages)
@@ -110,7 +110,7 @@ def test_a_number_that_a_page_names_is_true(pages: str, pattern: str, truth: obj
     assert {*named} == {str(truth)}
 
 
-def test_the_page_of_alerts_has_the_severity_of_each_and_its_time() -> None:
+def test_the_alerts_page_has_the_severity_and_duration_of_each_alert() -> None:
     page = (REPOSITORY / "docs/alerts.md").read_text()
     named = re.findall(r"^## (\w+)\n\n(\w+)(?:, for (\w+))?", page, re.MULTILINE)
     assert named == [
@@ -134,7 +134,7 @@ def test_the_example_of_a_mode_gives_every_rank_the_last_core(
     assert [rank.threads for rank in reply.ranks] == [1, 1, 1]
 
 
-def test_the_example_of_a_vendor_has_one_more() -> None:
+def test_the_example_of_a_vendor_adds_one() -> None:
     assert defined(VENDORS, gpus)["VENDORS"].items() > gpus.VENDORS.items()
 
 
@@ -162,7 +162,7 @@ LOCKS = {"requirements.txt": DAEMON, "build.txt": PROJECT["build-system"]["requi
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
-def test_the_extra_of_nvml_alone_is_a_part_of_the_daemon_s() -> None:
+def test_the_nvml_extra_is_part_of_the_daemon_extra() -> None:
     (needed,) = PROJECT["project"]["optional-dependencies"]["nvml"]
     assert Requirement(needed).name == "nvidia-ml-py"
     assert needed in DAEMON
@@ -185,7 +185,7 @@ def test_the_lock_has_every_package_of_pyproject(name: str, python: str) -> None
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_no_index_is_named(name: str) -> None:
+def test_requirements_name_no_package_index(name: str) -> None:
     text = (REPOSITORY / "deploy/image" / name).read_text()
     assert re.findall(r"(?i)https?:|index|find-links|trusted-host", text) == []
 
@@ -206,7 +206,7 @@ def test_a_copy_of_slurm_s_scripts_has_no_link_that_leads_out_of_it() -> None:
     assert not [path for path in (REPOSITORY / "slurm").rglob("*") if path.is_symlink()]
 
 
-def test_a_workflow_names_actions_by_commits_and_attests_beside_no_command() -> None:
+def test_workflows_pin_actions_by_commit_and_attest_without_running_commands() -> None:
     for path in (REPOSITORY / ".github/workflows").iterdir():
         jobs = yaml.safe_load(path.read_text())["jobs"]
         for job in jobs.values():
@@ -217,7 +217,7 @@ def test_a_workflow_names_actions_by_commits_and_attests_beside_no_command() -> 
                 assert len(actions) == len(steps)
 
 
-def test_the_pictures_are_of_this_page_and_of_these_dashboards() -> None:
+def test_the_pictures_show_the_current_page_and_dashboards() -> None:
     """scripts/pictures makes them again."""
     page = REPOSITORY / "affinityd/daemon/api/page"
     dashboards = REPOSITORY / "deploy/helm/affinityd/dashboards"

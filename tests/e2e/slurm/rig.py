@@ -138,7 +138,7 @@ class Slurm:
         return int((self.folder / f"{self.node}.pid").read_text())
 
     def on_node(self, script: str) -> Sequence[str]:
-        """Return the command that has root's shell run this where the node's slurmd is."""
+        """Return the command that runs a script as root in the node's slurmd's mount namespace."""
         return ("nsenter", f"--target={self.slurmd}", "--mount", "--wdns=/", "sh", "-ec", script)
 
     def programs(self) -> Path:

@@ -97,7 +97,7 @@ def sees_all(setup: Setup, style: str) -> bool:
 
 
 def words_for(setup: Setup, words: list[str]) -> list[str]:
-    """Return options with GPUs named as Slurm does: by the job's numbers where devices are its."""
+    """Return options with GPUs in Slurm's numbers: the job's, if it constrains devices."""
     is_constrained = setup.constrain_devices and "cgroup" in setup.task_plugin
     names = (0, 1, "0x1", "0x2") if is_constrained else (2, 3, "0x4", "0x8")
     return [word.format(*names) for word in words]

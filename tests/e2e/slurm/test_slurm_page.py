@@ -55,7 +55,7 @@ def node(kind: str, daemon: Daemon, lines: str) -> Iterator[Slurm]:
 
 @pytest.fixture(scope="module")
 def nodes(tiny_daemon: Daemon) -> Iterator[Mapping[str, Slurm]]:
-    """Run one of each, which slurm.conf has run the scripts, and which have them."""
+    """Run one of each, with the scripts; slurm.conf names them."""
     with ExitStack() as stack:
         made = {kind: stack.enter_context(node(kind, tiny_daemon, LINES)) for kind in GPUS}
         for cluster in made.values():
@@ -111,7 +111,7 @@ def state(made: Slurm) -> str:
 
 @contextmanager
 def upgrading(made: Slurm, new: Path) -> Iterator[None]:
-    """Upgrade the node meanwhile, and go back, again and again; in the end it is upgraded."""
+    """Upgrade and downgrade the node repeatedly during the block; at its end it is upgraded."""
     over = new / "over"
     upgrade, go_back = (f"cd {it}\n{PUT_SCRIPTS}" for it in (new, REPOSITORY))
     script = f"until [ -e {over} ]; do {upgrade}{go_back}done\n{upgrade}"

@@ -322,7 +322,7 @@ def test_only_mps_daemons_of_root_or_of_the_user_make_an_index_uncertain(
 def test_a_note_that_is_malformed_or_names_other_gpus_is_ignored(
     node: Node, daemon: Daemon, text: str
 ) -> None:
-    """Another order of gres.conf names others; in a unique mode nothing else keeps tasks apart."""
+    """Its order may be another than gres.conf's; in a unique mode only it keeps tasks apart."""
     note(daemon, text)
     assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
     unique, _ = task_prolog(node, {**FAR_GPU, **TWO_TASKS, "AFFINITYD_MODE": "exclusive"})

@@ -70,7 +70,7 @@ def boot(folder: Path, name: str, machine: Sequence[str], release: Path | None =
 
 
 def _write_ramdisk(ramdisk: Path, root: Path, carried: Path, release: Path | None) -> None:
-    """Write the image's root and, behind it, the rest: the kernel unpacks one after another."""
+    """Write the image's root, then other archives: the kernel unpacks one after another."""
     for name in CARRIED:
         source, target = REPOSITORY / name, carried / "checkout" / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ ATTEMPTS = 4  #: for other work on this machine to be over
 
 
 def on_a_quiet_machine(test: Callable[P, None]) -> Callable[P, None]:
-    """Run a test again where it failed: what else ran on its CPUs is told, too."""
+    """Run a failed test again: other processes that ran on its CPUs are named, too."""
 
     @wraps(test)
     def attempts(*args: P.args, **kwargs: P.kwargs) -> None:

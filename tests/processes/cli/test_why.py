@@ -1,4 +1,4 @@
-"""`affinityd why` on real processes, however busy the machine is; its figures: tests/e2e/waits."""
+"""`affinityd why` on real processes of a busy machine; tests/e2e/waits checks its figures."""
 
 import json
 import os

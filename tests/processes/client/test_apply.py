@@ -194,7 +194,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root unmounts and c
 
 
 @pytest.mark.parametrize("step", ["", "0"])
-def test_what_an_earlier_pin_was_planned_on_is_cut_to_the_cpuset(
+def test_the_cpus_that_an_earlier_pin_was_planned_on_are_cut_to_the_cpuset(
     monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     own = ProcessContext.of_self()
@@ -217,7 +217,7 @@ input()
 
 
 @as_root
-def test_another_process_has_its_own_environment_dev_and_parent(tmp_path: Path) -> None:
+def test_another_process_is_described_by_its_own_environment_dev_and_parent(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia2").touch()
     environ = {"CUDA_VISIBLE_DEVICES": "1"}
@@ -230,7 +230,7 @@ def test_another_process_has_its_own_environment_dev_and_parent(tmp_path: Path) 
     assert {listed, ("granted", "minor:2"), ("mode", "even")} <= {*query}
 
 
-def test_a_parent_whose_environment_cannot_be_read_in_time_counts_as_unread(
+def test_a_parent_whose_environment_is_not_read_in_time_counts_as_unreadable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(

@@ -70,7 +70,7 @@ SAY_PLAN = (
 
 
 @pytest.mark.parametrize("has_daemon", [True, False])
-def test_a_plan_is_told_and_changes_nothing(
+def test_a_plan_is_returned_and_nothing_is_changed(
     here: Mapping[str, str], tmp_path: Path, *, has_daemon: bool
 ) -> None:
     machine = os.fspath(tiny_tree(tmp_path, 0, 1))
@@ -88,7 +88,7 @@ def test_without_a_plan_the_process_is_unchanged_and_warned(here: Mapping[str, s
     assert stderr == f"affinityd: {NO_GPU}\n"
 
 
-def test_elsewhere_than_on_linux_it_says_so(here: Mapping[str, str]) -> None:
+def test_on_another_system_than_linux_an_error_says_so(here: Mapping[str, str]) -> None:
     elsewhere = (
         "sys.platform, sys.modules['pwd'] = 'win32', None\n"
         "del os.sched_getaffinity, os.sched_setaffinity\n"
@@ -106,7 +106,7 @@ def test_a_binder_that_will_undo_the_pin_is_a_warning(here: Mapping[str, str]) -
 
 
 @pytest.mark.parametrize(("passes", "warned"), [(16, False), (1, True)])
-def test_threads_that_start_faster_than_they_are_pinned_are_a_warning(
+def test_threads_that_start_faster_than_they_can_be_pinned_cause_a_warning(
     here: Mapping[str, str], passes: int, *, warned: bool
 ) -> None:
     limit = f"from affinityd.linux import pinning; pinning.MAX_PASSES = {passes}"
@@ -116,7 +116,7 @@ def test_threads_that_start_faster_than_they_are_pinned_are_a_warning(
 
 
 @pytest.mark.parametrize(("call", "cpus"), [("", [int(NEAR)]), ("mode='node'", sorted(CPUS))])
-def test_variables_count_for_arguments_that_are_not_given(
+def test_variables_apply_to_arguments_that_are_not_given(
     tmp_path: Path, call: str, cpus: list[int]
 ) -> None:
     machine = tiny_tree(tmp_path, 0, 0)
@@ -196,7 +196,9 @@ def test_off_and_observe_leave_the_mask(
     assert python(code, {**here, "AFFINITYD": switch}) == [True, told]
 
 
-def test_gpu_affinity_s_call_works_after_a_changed_import(here: Mapping[str, str]) -> None:
+def test_a_script_for_gpu_affinity_works_with_only_its_import_changed(
+    here: Mapping[str, str],
+) -> None:
     said = python(
         "import affinityd as gpu_affinity\n"
         "cpus = gpu_affinity.set_affinity(1, 2, mode=gpu_affinity.Mode.UNIQUE_CONTIGUOUS,"
@@ -242,7 +244,7 @@ os.wait()
     assert python(worker, {**here, **env}) == [mask]
 
 
-def test_the_enums_have_the_names_of_plans() -> None:
+def test_the_enums_have_the_names_of_modes_and_other_choices() -> None:
     assert {str(mode) for mode in affinityd.Mode} == {*MODES}
     assert {name.replace("-", "_") for name in get_args(ModeName)} == {*MODES}
     for choice, name in ((affinityd.Scope, "scope"), (affinityd.Multithreading, "multithreading")):

@@ -1,4 +1,4 @@
-"""A process that was bound before: by affinityd, or by an OpenMP runtime."""
+"""A process that was bound earlier: by affinityd, or by an OpenMP runtime."""
 
 import json
 import os
@@ -26,7 +26,7 @@ BIND = "import affinityd, os; affinityd.bind({}); print('x:', *sorted(os.sched_g
 
 @pytest.fixture(scope="module")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon on a machine with two GPUs on the node of both CPUs."""
+    """Run a daemon on a machine with two GPUs on one node, which has both CPUs."""
     folder = tmp_path_factory.mktemp("one-node")
     machine = tiny_tree(folder / "machine", 0, 0)
     (machine / "sys/devices/system/node/node0/cpulist").write_text(BOTH)
@@ -69,7 +69,7 @@ def bind(arguments: str) -> tuple[str, ...]:
     ],
     ids=" ".join,
 )
-def test_what_affinityd_pinned_it_keeps_unless_the_task_is_another(
+def test_a_process_keeps_its_pin_unless_its_task_is_another(
     shared: Mapping[str, str], then: tuple[str, ...], cpus: str
 ) -> None:
     done = exec_(*SECOND, *then, env=shared)
@@ -77,7 +77,9 @@ def test_what_affinityd_pinned_it_keeps_unless_the_task_is_another(
     assert [line for line in done.lines if "UCX" not in line] == []
 
 
-def test_a_kept_pin_is_said_with_verbose_and_is_a_binding(shared: Mapping[str, str]) -> None:
+def test_a_kept_pin_is_reported_with_verbose_and_counts_as_a_binding(
+    shared: Mapping[str, str],
+) -> None:
     done = exec_(*SECOND, *EXEC, "-v", "--", "true", env=shared)
     assert done.lines == [
         f"affinityd exec: affinityd pinned this process before, to CPU {FAR}: they stay"
@@ -159,7 +161,7 @@ SHARED = "2 threads of a library, which counted the CPUs before, share 1 CPU now
         ({**CLOSE, "OMP_PROC_BIND": "false"}, True, "affinityd.bind(1)", ON_FAR, None, SHARED),
     ],
 )
-def test_threads_that_openmp_has_bound_are_left_and_a_pool_is_warned_of(
+def test_threads_bound_by_openmp_are_left_alone_and_a_pool_causes_a_warning(
     here: Mapping[str, str],
     *,
     env: dict[str, str],
@@ -183,10 +185,10 @@ def test_threads_that_openmp_has_bound_are_left_and_a_pool_is_warned_of(
     assert [FIRST_REGION in it or it.startswith(line or "-") for it in lines] == [True] * bool(line)
 
 
-def test_set_affinity_raises_nothing_for_the_state_of_the_machine(
+def test_set_affinity_raises_no_error_for_the_state_of_the_machine(
     shared: Mapping[str, str],
 ) -> None:
-    """Two ranks, and one CPU that they may use: NVIDIA's package ends all ranks here."""
+    """Two ranks that may use one CPU: NVIDIA's package ends all ranks here."""
     code = (
         f"import affinityd, os; os.sched_setaffinity(0, [{NEAR}]);"
         "print(*affinityd.set_affinity(1, 2{}))"
@@ -200,7 +202,7 @@ def test_set_affinity_raises_nothing_for_the_state_of_the_machine(
     assert done.lines[-1].startswith("affinityd.errors.UnsatisfiableError: rank")
 
 
-def test_one_line_says_that_far_cpus_were_added_in_a_part_of_a_machine(tmp_path: Path) -> None:
+def test_one_line_says_that_far_cpus_were_added_in_part_of_a_machine(tmp_path: Path) -> None:
     """A machine of 32 CPUs, of which this process may use two, one near its GPU."""
     nodes = {0: f"{FAR},4-18", 1: f"{NEAR},19-33"}
     machine = write_tree(made(nodes, gpus=[1, 1, 0, 0]), tmp_path)

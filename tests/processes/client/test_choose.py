@@ -61,7 +61,7 @@ def test_ranks_that_no_launcher_bound_get_a_gpu_by_number_and_its_cpus(
     assert done.stdout == f"Cpus_allowed_list:\t{FAR}\nx:1 1\n", done.stderr
 
 
-def test_where_the_others_cpus_are_not_known_a_line_says_so_and_nothing_is_exported(
+def test_if_the_other_ranks_cpus_are_unknown_a_line_says_so_and_nothing_is_exported(
     here: Mapping[str, str],
 ) -> None:
     env = {**here, **TASK, "SLURM_LOCALID": "0", "SLURM_CPU_BIND_TYPE": "rank_ldom"}
@@ -78,7 +78,7 @@ def test_where_the_others_cpus_are_not_known_a_line_says_so_and_nothing_is_expor
 
 
 @pytest.mark.parametrize("again", [(), ("--choose-gpu",), ("--choose-gpu", "--mode", "node")])
-def test_what_was_chosen_for_a_rank_stays_its_own(
+def test_a_rank_keeps_the_gpus_that_were_chosen_for_it(
     here: Mapping[str, str], tmp_path: Path, again: tuple[str, ...]
 ) -> None:
     root = tiny_tree(tmp_path / "four", 0, 0, 1, 1)

@@ -61,7 +61,7 @@ def granted(machine: Path, before: Sequence[str] = ()) -> list[str]:
     ).split()
 
 
-def test_nvidia_s_minors_count_before_amd_s_render_nodes(tmp_path: Path) -> None:
+def test_nvidia_s_minors_take_precedence_over_amd_s_render_nodes(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-caps", "nvidia", "nvidia0x", "nvidia\u0661"):
         (tmp_path / "dev" / name).touch()
@@ -73,7 +73,7 @@ def test_nvidia_s_minors_count_before_amd_s_render_nodes(tmp_path: Path) -> None
     assert granted(tmp_path) == ["minor:0,minor:2,minor:10"] * 2
 
 
-def test_other_vendors_files_count_by_their_numbers(tmp_path: Path) -> None:
+def test_device_files_of_other_vendors_are_read_by_their_numbers(tmp_path: Path) -> None:
     for minor, vendor in ((128, INTEL), (129, ASPEED), (130, INTEL)):
         render(tmp_path, minor, vendor)
     assert granted(tmp_path) == ["drm:128,drm:130"] * 2
@@ -89,7 +89,7 @@ def test_other_vendors_files_count_by_their_numbers(tmp_path: Path) -> None:
     assert granted(tmp_path) == ["davinci:4,davinci:5,davinci:7"] * 2
 
 
-def test_an_mps_client_counts_within_the_daemon_s_list(tmp_path: Path) -> None:
+def test_an_mps_client_s_indices_count_within_the_daemon_s_list(tmp_path: Path) -> None:
     """The list is in the environment of the control daemon, whose pid is in its folder."""
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
     assert mps_daemon(environ) is None  # no daemon is there
@@ -125,8 +125,8 @@ def test_an_mps_client_counts_within_the_daemon_s_list(tmp_path: Path) -> None:
             process.kill()
 
 
-def test_closed_files_are_none_for_nvidia_and_unknown_for_amd(tmp_path: Path) -> None:
-    """AMD's may be closed to a user that is only in no group of theirs."""
+def test_unreadable_device_files_mean_none_for_nvidia_and_unknown_for_amd(tmp_path: Path) -> None:
+    """AMD's may be closed only because the user is not in their group."""
     render(tmp_path, 128, mode=0o660)
     assert granted(tmp_path) == ["drm:128", "None"]
     nvidia(tmp_path, 0, 1, mode=0o644)  # to be read only

@@ -1,4 +1,4 @@
-"""A process's plan: asked of what listens on a unix socket, else planned here."""
+"""A process's plan: requested from the server at a unix socket, else made here."""
 
 import shutil
 import socket
@@ -58,7 +58,9 @@ def refused(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> D
         ("/" + "x" * 200, "path too long"),
     ],
 )
-def test_no_listener_is_no_daemon(tmp_path: Path, path: str, reason: str) -> None:
+def test_without_a_listening_process_there_is_no_daemon(
+    tmp_path: Path, path: str, reason: str
+) -> None:
     (tmp_path / "file").touch()
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left"))
@@ -88,7 +90,7 @@ def trickle(connection: socket.socket, over: threading.Event) -> None:
         pytest.param(answering(http("200 OK", PLAN)), 0, "", id="the time was over before"),
     ],
 )
-def test_a_slow_server_is_left_at_the_deadline(
+def test_a_slow_server_is_abandoned_at_the_deadline(
     tmp_path: Path, behave: Behaviour, timeout: float, asked: str
 ) -> None:
     with serving(tmp_path / "s", behave) as path:
@@ -129,7 +131,7 @@ NO_DAEMON = [
     ],
     ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else "",
 )
-def test_another_answer_than_a_daemon_s_is_an_error_that_quotes_it(
+def test_an_answer_of_no_daemon_is_an_error_that_quotes_it(
     tmp_path: Path, answer: bytes | Behaviour, told: str
 ) -> None:
     behave = answering(answer) if isinstance(answer, bytes) else answer
@@ -172,7 +174,7 @@ LINES = {
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this machine be one on which everything here could be planned without a daemon."""
+    """Let everything here be plannable on this machine without a daemon."""
     for name in ("ROOT", "RESERVED_CPUS", "SOCKET"):
         monkeypatch.delenv(f"AFFINITYD_{name}", raising=False)
     monkeypatch.setenv("AFFINITYD_CONFIG", "/nonexistent")
@@ -188,7 +190,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def stopped(daemon: Daemon, tmp_path: Path) -> Path:
-    """Return where the socket was of a daemon like it, which left its node behind."""
+    """Return the socket path of a stopped daemon like this one, which left its node.json."""
     shutil.copy(daemon.socket.with_name("node.json"), tmp_path)
     return tmp_path / "affinityd.sock"
 
@@ -279,7 +281,7 @@ OLDER = "Unknown parameter: 'more' is no parameter; did you mean mode?"
         (UNREAD, "422 No", "runs another release: env: 'AFFINITYD_SLICE' is not read"),
     ],
 )
-def test_a_plan_without_the_daemon_says_what_is_wrong_with_the_daemon(
+def test_a_plan_made_without_the_daemon_says_why_the_daemon_made_none(
     stopped: Path, body: str, status: str, told: str
 ) -> None:
     with answering_at(stopped, body, status) as path:
@@ -321,7 +323,7 @@ NODE = Node(machine("dgx-a100"), frozenset({0, 128}), generation=3)
 
 @pytest.fixture
 def socket_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return where a daemon's socket would be, where no settings say anything of a machine."""
+    """Return the path of a daemon's socket, with no settings about a machine."""
     monkeypatch.delenv("AFFINITYD_MACHINE")
     (tmp_path / "run").mkdir()
     return str(tmp_path / "run" / "affinityd.sock")
@@ -355,7 +357,7 @@ def test_a_script_gets_the_daemon_s_answer_from_node_json(
     assert "No such file" in capsys.readouterr().out
 
 
-def test_a_replayed_node_beside_the_default_socket_is_passed_over(
+def test_a_replayed_node_beside_the_default_socket_is_ignored(
     socket_path: str, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     otherwise = socket_path.replace("/run/", "//run/./")

@@ -1,4 +1,4 @@
-"""What a real daemon on a shipped machine answers over HTTP; its page and picture; RDMA ports."""
+"""A real daemon's answers over HTTP on a built-in machine; its page and picture; RDMA ports."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def test_an_answer_has_the_published_shape(daemon: Daemon) -> None:
         ({}, "&format=mask&cpuset=48", "text/plain", f"{1 << 48:#x}\n"),
     ],
 )
-def test_the_answers_form(
+def test_the_format_of_an_answer_is_as_requested(
     daemon: Daemon, headers: dict[str, str], query: str, media_type: str, body: str | None
 ) -> None:
     for _ in ("planned", "remembered"):
@@ -99,7 +99,7 @@ def test_plans_of_jobs_are_counted_apart_from_those_of_people(daemon: Daemon) ->
     assert counted() == [jobs + 2, people + 4]
 
 
-def test_another_method_is_refused_and_told_which_there_are(daemon: Daemon) -> None:
+def test_another_method_is_refused_with_a_list_of_the_right_ones(daemon: Daemon) -> None:
     for method, path in (("POST", "/plan"), ("DELETE", "/audit")):
         reply = daemon.get(path, method)
         assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
@@ -113,12 +113,12 @@ SERVED = (
 
 
 @pytest.mark.parametrize("target", [*SERVED, "/plan?gpus=99"])
-def test_head_is_answered_as_get_without_the_body(daemon: Daemon, target: str) -> None:
+def test_head_is_answered_like_get_without_the_body(daemon: Daemon, target: str) -> None:
     get, head = (daemon.get(target, method) for method in ("GET", "HEAD"))
     assert (head.status, head.body, head.headers.keys()) == (get.status, b"", get.headers.keys())
 
 
-def test_an_answer_is_compressed_where_that_is_asked_for(daemon: Daemon) -> None:
+def test_an_answer_is_compressed_on_request(daemon: Daemon) -> None:
     plain, packed = daemon.get("/topology"), daemon.get("/topology", **{"accept-encoding": "gzip"})
     codings = [it.headers.get("content-encoding") for it in (plain, packed)]
     assert codings == [None, "gzip"]
@@ -126,7 +126,7 @@ def test_an_answer_is_compressed_where_that_is_asked_for(daemon: Daemon) -> None
     assert len(packed.body) < len(plain.body) / 4
 
 
-def test_the_first_page_lists_what_is_served_a_line_each(daemon: Daemon) -> None:
+def test_the_first_page_lists_the_paths_one_on_a_line(daemon: Daemon) -> None:
     reply = daemon.get("/")
     assert reply.headers["content-type"] == "text/plain; charset=utf-8"
     rows = [line.split(maxsplit=2) for line in reply.text.splitlines()[2:]]
@@ -137,7 +137,7 @@ def test_the_first_page_lists_what_is_served_a_line_each(daemon: Daemon) -> None
     assert daemon.get("/", accept=BROWSER).text.startswith("<!DOCTYPE html>")
 
 
-def test_a_daemon_imports_nothing_that_scans() -> None:
+def test_a_daemon_imports_no_module_that_scans() -> None:
     code = "import sys, affinityd.cli.commands.serve, affinityd.daemon.main; print(*sys.modules)"
     assert not {f"affinityd.audit.{name}" for name in ("auditor", "gather", "sources")} & {
         *said(code).split()
@@ -149,7 +149,7 @@ PARTS = ("/page.js", "/picture.js", "/audit.js", "/page.css", "/picture.css")
 
 
 @pytest.mark.parametrize("path", ["/", *PARTS, "/topology.svg"])
-def test_no_part_may_load_or_run_what_is_not_the_daemons_nor_be_read_by_other_sites(
+def test_pages_may_load_only_the_daemon_s_files_and_other_sites_may_not_read_them(
     daemon: Daemon, path: str
 ) -> None:
     reply = daemon.get(path, accept=BROWSER, origin="http://site.example")
@@ -165,7 +165,7 @@ def test_no_part_may_load_or_run_what_is_not_the_daemons_nor_be_read_by_other_si
     assert daemon.get(path, "POST").status == 405
 
 
-def test_the_picture_over_http_is_the_one_that_commands_write(
+def test_the_picture_over_http_equals_the_one_that_commands_write(
     daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "node.svg"
@@ -186,7 +186,7 @@ def named(daemon: Daemon) -> list[str]:
     return [nic["name"] for nic in rank["nics"]]
 
 
-def test_a_port_that_goes_down_and_a_device_that_comes_change_the_next_plan(tmp_path: Path) -> None:
+def test_a_port_that_goes_down_and_a_new_device_change_the_next_plan(tmp_path: Path) -> None:
     first, second, *others = A100.nics
     tree = write_tree(replace(A100, nics=(first, *others)), tmp_path / "node")
     (tree / "nvml.json").write_text(dumps(nvml_report(A100)))

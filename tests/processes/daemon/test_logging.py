@@ -1,4 +1,4 @@
-"""Log lines are one line each, and a log that takes none for a while holds up nothing.
+"""Log records are one line each, and a log that cannot be written delays nothing.
 
 Real processes, pipes and devices.
 """
@@ -66,7 +66,7 @@ FAILS_AT_ITS_END = "type('T', (), {'__del__': lambda self: int('told')})()"
         (FAILS_AT_ITS_END, "this is a bug"),
     ],
 )
-def test_everything_is_one_line_on_stdout(statement: str, message: str) -> None:
+def test_warnings_and_exceptions_are_one_line_each_on_stdout(statement: str, message: str) -> None:
     for form in ("text", "json"):
         code = CODE.format(form=form, statement=statement)
         done = subprocess.run(
@@ -109,7 +109,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def test_a_reader_that_stops_holds_up_no_line_and_gets_later_ones(pipe: tuple[int, int]) -> None:
+def test_a_reader_that_stops_delays_no_answer_and_gets_later_lines(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     with telling(writer, "json") as tell:
         for number in range(5 * MOST_LINES):
@@ -125,7 +125,7 @@ def test_a_reader_that_stops_holds_up_no_line_and_gets_later_ones(pipe: tuple[in
         assert len(read_lines(reader, "afterwards")) == 1
 
 
-def test_a_reader_that_stops_does_not_hold_up_the_end(
+def test_a_reader_that_stops_does_not_delay_shutdown(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_logging, "END_SECONDS", 0.1)

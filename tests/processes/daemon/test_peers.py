@@ -1,4 +1,4 @@
-"""Real processes of real users that connect, end, and have the pids of others.
+"""Real processes of real users that connect, end, and have reused pids.
 
 The daemon knows their users, their groups and their CPUs.
 """
@@ -65,7 +65,7 @@ class Asker:
 
 @contextmanager
 def connected(before: Sequence[str] = ()) -> Iterator[Asker]:
-    """Run such a process, by way of a command `before` its own."""
+    """Connect from another process, started by way of a command `before`."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = Path(folder, "s")
         listener.bind(str(path))
@@ -90,7 +90,7 @@ def known(mask: str, within: str) -> Caller:
 
 
 @needs_cpuset
-def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
+def test_a_living_caller_has_its_current_mask_and_cpuset(
     caller: Asker,
 ) -> None:
     caller.do(
@@ -111,7 +111,7 @@ def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
         caller.process.wait()
 
 
-def test_a_caller_whose_cpuset_changed_since_its_mask_was_read_has_the_cpuset(
+def test_a_caller_whose_cpuset_changed_after_its_mask_was_read_has_the_new_cpuset(
     caller: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "mask_of", lambda _: parse_list("8191"))
@@ -121,7 +121,7 @@ def test_a_caller_whose_cpuset_changed_since_its_mask_was_read_has_the_cpuset(
 
 
 @pytest.mark.parametrize("is_reaped", [False, True])
-def test_a_caller_that_has_ended_is_not_known(caller: Asker, is_reaped: bool) -> None:
+def test_a_caller_that_has_ended_is_unidentified(caller: Asker, is_reaped: bool) -> None:
     caller.process.kill()
     os.waitid(os.P_PID, caller.process.pid, os.WEXITED | os.WNOWAIT)
     if is_reaped:
@@ -170,7 +170,7 @@ print(caller_of(peer_of(mine)))
 
 
 @as_root
-def test_a_process_with_the_pid_of_one_that_has_ended_is_not_taken_for_it(
+def test_a_process_with_a_reused_pid_is_not_taken_for_the_caller(
     tmp_path: Path,
 ) -> None:
     apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -202,7 +202,7 @@ print(before is not None, caller_of(peer_of(accepted)))
 
 @as_root
 @pytest.mark.parametrize("hides", ["noaccess", "invisible"])
-def test_a_caller_that_proc_hides_is_not_known(tmp_path: Path, hides: str) -> None:
+def test_a_caller_hidden_by_hidepid_is_unidentified(tmp_path: Path, hides: str) -> None:
     mount = f'mount -t proc -o hidepid={hides} proc /proc && exec "$0" "$@"'
     within = ("unshare", "--mount", "sh", "-c", mount)
     assert said(HIDDEN, str(tmp_path / "s"), within=within) == "True None"
@@ -210,7 +210,7 @@ def test_a_caller_that_proc_hides_is_not_known(tmp_path: Path, hides: str) -> No
 
 @as_root
 @needs_cpuset
-def test_a_caller_whose_cgroups_folder_is_shut_is_bound_by_its_mask_and_by_nothing_wider() -> None:
+def test_a_caller_whose_cgroup_is_unreadable_is_limited_by_its_mask_alone() -> None:
     with cpuset() as folder:
         (folder / "cpuset.cpus").write_text(FAR)
         folder.chmod(0o700)
@@ -220,7 +220,7 @@ def test_a_caller_whose_cgroups_folder_is_shut_is_bound_by_its_mask_and_by_nothi
         assert said(SHUT, within=before) == f"{known(FAR, FAR)}"
 
 
-def test_over_tcp_no_caller_is_known() -> None:
+def test_callers_over_tcp_are_unidentified() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()),
@@ -244,7 +244,7 @@ ADMIN = ("setpriv", "--reuid=1234", "--regid=1235", "--groups=1236")
         ((*CONTAINER, *ADMIN), COUNTS),  # a container's root chooses its groups
     ],
 )
-def test_root_and_admins_of_the_node_see_everything_and_those_of_a_container_counts(
+def test_root_and_admins_of_the_node_see_everything_and_those_of_a_container_only_counts(
     before: Sequence[str], reader: str
 ) -> None:
     with connected(before) as asker:
@@ -253,7 +253,7 @@ def test_root_and_admins_of_the_node_see_everything_and_those_of_a_container_cou
 
 @as_root
 @pytest.mark.parametrize("before", [(), CONTAINER])
-def test_a_child_that_asks_for_a_process_that_has_ended_sees_counts(before: Sequence[str]) -> None:
+def test_a_child_that_uses_an_ended_process_s_connection_sees_counts(before: Sequence[str]) -> None:
     with connected(before) as asker:
         assert asker.peer is not None
         os.kill(asker.peer.credentials.pid, signal.SIGKILL)

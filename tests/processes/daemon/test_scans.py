@@ -1,4 +1,4 @@
-"""The child process that scans: its results, its failures, its log lines and its end."""
+"""The child process that scans: its results, failures, log lines and end."""
 
 import json
 import os
@@ -31,7 +31,7 @@ FOUND = scan(*(process(pid, threads=3) for pid in range(100, 105)))
 
 @contextmanager
 def scanning(work: Callable[..., Scan]) -> Iterator[ScanChild]:
-    """Run a child until the daemon would end."""
+    """Run a child until the end of the block, as a daemon would."""
     child = ScanChild(partial(serve_scans, make=lambda: Scanning(Settings(), work).scan))
     try:
         yield child
@@ -51,7 +51,7 @@ def document(result: ScanResult, reader: str) -> dict[str, Any]:
     return json.loads(result.texts[reader])  # type: ignore[no-any-return]
 
 
-def test_metrics_and_documents_of_a_scan_come_back() -> None:
+def test_metrics_and_documents_of_a_scan_are_returned() -> None:
     with scanning(lambda *_: FOUND) as child:
         results = [scanned(child), scanned(child)]
         assert [it.boot for it in results] == [FOUND.boot] * 2
@@ -61,7 +61,7 @@ def test_metrics_and_documents_of_a_scan_come_back() -> None:
         assert "processes" not in document(results[0], COUNTS)
 
 
-def test_a_failed_scan_is_a_line_with_its_traceback_and_the_next_one_is_made(
+def test_a_failed_scan_is_logged_with_its_traceback_and_the_next_one_is_made(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     failing = [True]
@@ -86,7 +86,7 @@ def test_a_failed_scan_is_a_line_with_its_traceback_and_the_next_one_is_made(
     assert "in fails_once" in line["exception"]
 
 
-def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
+def test_a_child_that_has_ended_is_a_fatal_error_of_one_line() -> None:
     ends = scanning(lambda *_: os._exit(1))
     with ends as child, pytest.raises(FatalError, match=r"\Athe process that scans .* has ended\Z"):
         child.scan(MACHINE, {})
@@ -95,7 +95,7 @@ def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
 @pytest.mark.parametrize(
     "hang", [lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSTOP)]
 )
-def test_a_child_that_hangs_or_is_stopped_is_killed_and_fatal(
+def test_a_child_that_hangs_or_is_stopped_is_killed_as_a_fatal_error(
     monkeypatch: pytest.MonkeyPatch, hang: Callable[[], None]
 ) -> None:
     monkeypatch.setattr(module, "HUNG_SECONDS", 0.1)

@@ -1,4 +1,4 @@
-"""A node through install, upgrade and removal, by the commands of the pages.
+"""A node through install, upgrade and removal, with the commands of the pages.
 
 The node's folders are below one of the test's. Stand-ins replace systemctl, whose arguments they
 record, and venv, for which this checkout is installed.
@@ -32,7 +32,7 @@ def block(page: str, start: str) -> str:
 
 
 class Site:
-    """A node whose folders are below another; `asked`: what its stand-ins were asked for."""
+    """A node whose folders are below a test's; `asked`: the arguments of its stand-ins."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -67,7 +67,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_install_upgrade_and_remove(site: Site) -> None:
+def test_the_pages_commands_install_upgrade_and_remove(site: Site) -> None:
     before = {*site.root.rglob("*")}
     page = "docs/install.md"
     asked = site.run(block(page, "python3 -m venv"))

@@ -46,13 +46,13 @@ def rendered(page: Path) -> str:
     return done.stdout
 
 
-def test_the_page_names_every_command(share: Path) -> None:
+def test_the_man_page_names_every_command(share: Path) -> None:
     page = rendered(share / "man/man1/affinityd.1")
     assert [name for name in COMMANDS if f"COMMAND 'affinityd {name}'" not in page] == []
 
 
 @pytest.mark.parametrize(("typed", "word"), TYPED.items())
-def test_bash_completes(typed: str, word: str, share: Path) -> None:
+def test_bash_completes_commands_and_options(typed: str, word: str, share: Path) -> None:
     script = BASH.format(share, typed)
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert word.removesuffix("/") in done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The examples of the pages print what the pages say."""
+"""The examples of the pages print what the pages show."""
 
 import shlex
 import subprocess
@@ -34,7 +34,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize(("command", "printed"), EXAMPLES)
-def test_an_example_prints_what_the_page_says(daemon: Daemon, command: str, printed: str) -> None:
+def test_an_example_prints_what_the_page_shows(daemon: Daemon, command: str, printed: str) -> None:
     words = shlex.split(command.replace(SOCKET, str(daemon.socket)))
     program = [sys.executable, "-m", "affinityd"] if words[0] == "affinityd" else words[:1]
     assert words[0] in {"affinityd", "curl"}
@@ -43,7 +43,9 @@ def test_an_example_prints_what_the_page_says(daemon: Daemon, command: str, prin
 
 
 @pytest.mark.parametrize(("place", "words"), QUESTIONS)
-def test_a_question_is_answered(daemon: Daemon, place: str, words: list[str]) -> None:
+def test_a_request_on_a_page_is_answered_as_shown(
+    daemon: Daemon, place: str, words: list[str]
+) -> None:
     here = ["--unix-socket", str(daemon.socket)]
     asked = [it.replace(SOCKET, here[1]).replace(ADDRESS, "http://localhost") for it in words[1:]]
     assert asked != words[1:], f"{place}: it asks no daemon"
@@ -57,7 +59,7 @@ def shown(page: str, command: str) -> str:
     return examples[command]
 
 
-def test_the_doctor_of_a_balanced_node(
+def test_the_doctor_s_output_for_a_balanced_node_is_the_page_s(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AFFINITYD_CONFIG", str(tmp_path / "none"))
@@ -68,7 +70,7 @@ def test_the_doctor_of_a_balanced_node(
     assert capsys.readouterr().out == shown("docs/doctor.md", command)
 
 
-def test_the_demo_prints_the_lines_that_pages_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_prints_the_lines_shown_on_pages(capsys: pytest.CaptureFixture[str]) -> None:
     main(["audit", "--machine", "dgx-a100-busy"])
     printed = capsys.readouterr().out.splitlines()
     blocks = [
@@ -83,13 +85,13 @@ def test_the_demo_prints_the_lines_that_pages_show(capsys: pytest.CaptureFixture
 PROGRAMS = REPOSITORY / "examples"
 
 
-def test_without_pytorch_there_is_one_line_that_says_so() -> None:
+def test_without_pytorch_one_line_says_so() -> None:
     command = [sys.executable, "-I", "-S", str(PROGRAMS / "loader_ab.py")]  # no installed packages
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "loader_ab.py needs PyTorch; pip install torch brings it\n"
 
 
-def test_every_example_is_in_the_readme() -> None:
+def test_every_example_is_in_the_readme_of_examples() -> None:
     readme = (PROGRAMS / "README.md").read_text()
     assert [path.name for path in PROGRAMS.glob("*.py") if f"({path.name})" not in readme] == []

@@ -1,4 +1,4 @@
-"""The check of the daemon: its socket, its answers, and the process that may see this node."""
+"""The check of the daemon: its socket, its answers, and whether it can see this node."""
 
 import os
 import re
@@ -91,7 +91,7 @@ def test_without_a_named_socket_root_s_daemon_is_checked(
         check("daemon", here(users), expected)
 
 
-def test_a_system_folder_that_others_may_write_to_is_a_warning(
+def test_a_system_folder_writable_by_others_is_a_warning(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = daemon.socket.parent
@@ -119,7 +119,7 @@ def test_without_a_daemon_the_remedy_is_to_start_one(folder: Path, name: str, wh
     ],
     ids=["silent", "a mail server", "a web server", "not ready"],
 )
-def test_a_server_that_is_no_ready_daemon_fails(
+def test_a_server_that_is_not_a_ready_daemon_fails(
     folder: Path, behave: Behaviour, timeout: float, expected: str
 ) -> None:
     write_node(folder / "node.json", Node(TWO))
@@ -132,7 +132,7 @@ def test_a_server_that_is_no_ready_daemon_fails(
 
 
 @pytest.mark.parametrize(("shut", "bits"), [("", 0o750), ("s", 0o664)])
-def test_a_socket_that_not_every_user_reaches_is_a_warning(
+def test_a_socket_that_some_users_cannot_reach_is_a_warning(
     folder: Path, shut: str, bits: int
 ) -> None:
     write_node(folder / "node.json", Node(TWO))

@@ -1,6 +1,6 @@
-"""`run` of `affinityd init`: what it asks for a container, and the CPUs that a container keeps.
+"""`run` of `affinityd init`: its requests for a container, and the CPUs that a container keeps.
 
-What a daemon makes of that is held by tests/unit/request/test_devices.py.
+tests/unit/request/test_devices.py checks the daemon's answers to them.
 """
 
 import shutil
@@ -33,7 +33,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
 
 
 class Listener:
-    """What listens where a daemon would, and refuses everything."""
+    """A server in a daemon's place that refuses everything."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Listener:
         connection.sendall(http("422 No", b"Malformed request: no"))
 
     def asked(self, pod: Pod, **said: str) -> Asked | None:
-        """Return what `run` asks for besides its mask and format; None where it asks nothing."""
+        """Return `run`'s request, except mask and format; None if it sends none."""
         self._targets.clear()
         told = pod.run(cpus=EIGHT.online, AFFINITYD_SOCKET=str(self.path), **said)
         assert told.status == 0
@@ -87,7 +87,7 @@ ODD = "GPU-ff,1;0 $x &"
         (["accel/accel2", "accel/accel5"], {NVIDIA: "0"}, [("granted", "accel:2,accel:5")]),
     ],
 )
-def test_a_container_s_gpus_are_its_device_files_and_what_its_runtime_lists_as_it_is(
+def test_a_container_s_gpus_are_its_device_files_and_its_runtime_s_list_is_sent_unchanged(
     pod: Pod,
     listener: Listener,
     files: Sequence[str],
@@ -98,9 +98,7 @@ def test_a_container_s_gpus_are_its_device_files_and_what_its_runtime_lists_as_i
     assert listener.asked(pod, **said) == asked
 
 
-def test_every_variable_that_says_something_of_a_plan_is_passed_on(
-    pod: Pod, listener: Listener
-) -> None:
+def test_every_variable_that_affects_a_plan_is_passed_on(pod: Pod, listener: Listener) -> None:
     pod.has("nvidia5")
     others = (  # of Slurm, and of commands
         *("SLURM", "AFFINITYD_SLICE", "AFFINITYD_MPS_DEVICES"),
@@ -145,7 +143,7 @@ TWO_RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
         ({JOB: "4", **TWO_RANKS}, {}, NEAR),
     ],
 )
-def test_a_container_keeps_the_cpus_that_it_asked_for(
+def test_a_container_keeps_the_number_of_cpus_that_it_requested(
     pod: Pod, said: Mapping[str, str], limits: Mapping[str, str], cpus: str
 ) -> None:
     pod.has("nvidia5")
@@ -164,7 +162,7 @@ def test_a_container_keeps_the_cpus_that_it_asked_for(
     ("site", "job", "cpus"),
     [("6", {}, "0-1,48-51"), ("6", {CHOSEN: "none"}, "48-51"), ("none", {}, "48-51")],
 )
-def test_how_many_cpus_init_was_told_counts_unless_the_program_is_told_otherwise(
+def test_the_number_of_cpus_given_to_init_counts_unless_the_program_has_its_own(
     pod: Pod, tmp_path: Path, site: str, job: Mapping[str, str], cpus: str
 ) -> None:
     own = Pod(tmp_path / "pod", pod.socket, {CHOSEN: site})

@@ -1,4 +1,4 @@
-"""The scripts of Slurm and of pods read switches, and tell libraries of NICs, as affinityd does."""
+"""The scripts of Slurm and of pods read switches, and set NIC variables, as affinityd does."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ def by_script(
 
 
 def by_exec(root: Path, said: str, rdma: str) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that are set anew, and the lines that say why others are not."""
+    """Return the variables that `exec` sets, and the lines that say why it does not set others."""
     before = {name: os.environ.get(name) for name in NAMES}
     ports = tuple(filter(None, rdma.split(",")))
     lines = [*(export_nics(said, ports, {"AFFINITYD_ROOT": str(root)}) if said else ())]
@@ -62,7 +62,7 @@ def by_exec(root: Path, said: str, rdma: str) -> tuple[dict[str, str], list[str]
 
 
 @pytest.mark.parametrize(("said", "rdma", "environment", "told", "line"), cases("nics_told.tsv"))
-def test_scripts_and_exec_tell_libraries_the_same(
+def test_scripts_and_exec_set_the_same_nic_variables(
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -85,7 +85,7 @@ HEED = 'for one; do for other; do switch=on; heed "$one"; heed "$other"; echo $s
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash"])
-def test_the_scripts_read_it_as_everything_else_does(shell: str) -> None:
+def test_the_scripts_read_the_switch_as_affinityd_does(shell: str) -> None:
     words = [word for words in WORDS.values() for word in words]
     command = [shell, "-c", f". {PINNING}\n{HEED}", "sh", *words]
     told = subprocess.check_output(command, text=True).split()
@@ -114,7 +114,7 @@ done
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_scripts_read_each_settings_file_as_everything_else_does(
+def test_the_scripts_read_each_settings_file_as_affinityd_does(
     shell: tuple[str, ...], tmp_path: Path
 ) -> None:
     path = tmp_path / "affinityd.conf"

@@ -36,7 +36,7 @@ def _a_busy_machine_is_slow_to_end_a_child(
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """Return a cgroup whose processes no signal ends, as if a driver held them in the kernel."""
+    """Return a cgroup whose processes no signal ends, as if a driver blocked them in the kernel."""
     folder = FREEZER / f"test-{os.getpid()}"
     folder.mkdir()
     try:
@@ -89,7 +89,9 @@ def answer_too_late() -> bytes:
         pytest.param(lambda: " ".join(open_files()).encode(), b"0 1 2 3 4", id="no other files"),
     ],
 )
-def test_a_result_is_returned_and_nothing_stays(work: Callable[[], bytes], result: bytes) -> None:
+def test_a_result_is_returned_and_no_process_or_file_remains(
+    work: Callable[[], bytes], result: bytes
+) -> None:
     files, before = open_files(), children_of(os.getpid())
     assert run(work, within()) == result
     assert (open_files(), children_of(os.getpid())) == (files, before)
@@ -123,7 +125,7 @@ def test_a_child_that_takes_too_long_is_killed(slow: Callable[[], bytes], second
     assert (open_files(), children_of(os.getpid())) == (files, before)
 
 
-def test_parts_are_read_as_they_come() -> None:
+def test_parts_are_read_as_soon_as_they_are_written() -> None:
     def parts() -> Iterator[bytes]:
         for number in range(2):
             yield b"%d" % number
@@ -135,7 +137,7 @@ def test_parts_are_read_as_they_come() -> None:
     assert child.end(PATIENCE) == -signal.SIGABRT
 
 
-def test_a_program_that_a_child_started_is_killed_with_it() -> None:
+def test_a_program_started_by_a_child_is_killed_with_it() -> None:
     def parts() -> Iterator[bytes]:
         yield b"%d" % subprocess.Popen(["sleep", "600"]).pid
         time.sleep(600)
@@ -147,7 +149,7 @@ def test_a_program_that_a_child_started_is_killed_with_it() -> None:
 
 
 @needs_freezer
-def test_while_a_child_hangs_in_the_kernel_no_other_is_started(freezer: Path) -> None:
+def test_while_a_child_hangs_in_the_kernel_no_other_child_is_started(freezer: Path) -> None:
     def hang() -> bytes:
         for file, text in (("cgroup.procs", "0"), ("freezer.state", "FROZEN")):
             (freezer / file).write_text(text)
@@ -185,9 +187,7 @@ except TimeoutError: print("late")
         pytest.param(IGNORING, 0, "b'1'\nlate\n", id="children's ends may be ignored"),
     ],
 )
-def test_a_program_that_forks_ends_as_it_would_without(
-    code: str, status: int, printed: str
-) -> None:
+def test_a_program_that_forks_exits_as_usual(code: str, status: int, printed: str) -> None:
     head = "import os, signal, time\nfrom affinityd.linux.children import run\n"
     command = [sys.executable, "-c", head + code]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -204,7 +204,7 @@ def test_a_program_is_killed_at_its_deadline_with_the_programs_that_it_started(
     eventually(lambda: not state.exists() or state.read_text().split()[2] == "Z", "it has ended")
 
 
-def test_a_program_that_cannot_be_started_is_one_line() -> None:
+def test_a_program_that_cannot_be_started_is_an_error_of_one_line() -> None:
     with pytest.raises(ChildError, match=r"\Acannot be run: No such file or directory\Z"):
         run_program(["/none"], 1.0)
     done = run_program(["sh", "-c", "echo out; echo error >&2; exit 3"], PATIENCE)

@@ -1,4 +1,4 @@
-"""The cpuset of another pod, as a daemon in a container of its own sees the node's cgroups."""
+"""The cpuset of another pod, as a daemon in its own container sees the node's cgroups."""
 
 import os
 
@@ -27,7 +27,7 @@ ALONE = (
 )
 
 
-def test_a_pod_s_cpuset_is_read_in_the_node_s_hierarchy_alone() -> None:
+def test_a_pod_s_cpuset_is_read_only_in_the_node_s_hierarchy() -> None:
     with cgroup(*pod_parts(UID)[:-1], cpus=FAR) as pod, cgroup(*pod_parts("own"), cpus=NEAR) as own:
         path = f"/{pod.relative_to(HIERARCHY)}"
         assert format_list(cpuset_at(path) or ()) == FAR

@@ -1,6 +1,6 @@
-"""The memory policy of a thread, set and read back in the real kernel, and what numa_maps tells.
+"""The memory policy of a thread, set and read back in the real kernel, and read from numa_maps.
 
-What sets one runs in a child: the tests' own process keeps its policy.
+Code that sets a policy runs in a child: the tests' own process keeps its policy.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ ACCEPTED = "was accepted, but "
 
 
 def child(code: str) -> list[object]:
-    """Run code, and return what it told: of each policy its name, and its refusals."""
+    """Run code, and return its results: the name of each policy, and its refusals."""
     told: list[object] = json.loads(said(PRELUDE + SECCOMP + code))
     return told
 
@@ -74,7 +74,7 @@ def test_a_policy_applies_and_is_seen_from_outside(
         (7, {3}, "mode 7 on node 3"),
     ],
 )
-def test_the_answer_of_any_kernel_is_named(
+def test_every_mode_of_a_kernel_has_a_name(
     monkeypatch: pytest.MonkeyPatch, mode: int, nodes: set[int], policy: str
 ) -> None:
     monkeypatch.setattr(syscalls, "get_mempolicy", lambda: (mode, frozenset(nodes)))
@@ -132,14 +132,14 @@ thread.start(); thread.join()"""
         ('"get_mempolicy"', IN_A_THREAD, [[HOLDS]]),
     ],
 )
-def test_a_policy_that_seccomp_refuses(refused: str, code: str, told: object) -> None:
+def test_a_policy_that_seccomp_refuses_is_reported(refused: str, code: str, told: object) -> None:
     assert child(f"refuse({refused})\n{code}") == told
 
 
 # What other processes hold.
 
 
-def test_the_policy_of_an_ended_or_another_user_s_process_is_none() -> None:
+def test_the_policy_of_an_ended_or_another_user_s_process_is_unknown() -> None:
     assert child("""
 if os.geteuid() == 0:
     os.setuid(65534)
@@ -151,7 +151,7 @@ tell(policy_of(1), policy_of(2**22 + 1))
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "ppc64le": 0xC0000015}
 
 
-def test_the_numbers_of_system_calls_are_those_that_libseccomp_has() -> None:
+def test_the_numbers_of_system_calls_equal_libseccomp_s() -> None:
     resolve = ctypes.CDLL("libseccomp.so.2").seccomp_syscall_resolve_name_arch
     for machine, numbers in syscalls.SYSCALL_NUMBERS.items():
         for call, number in numbers.items():

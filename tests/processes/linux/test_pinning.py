@@ -1,4 +1,4 @@
-"""Every thread of a real process is pinned, and what is reported is what the kernel holds."""
+"""Every thread of a real process is pinned, and the report equals the kernel's masks."""
 
 import os
 import subprocess
@@ -168,7 +168,7 @@ def test_threads_and_processes_pinned_on_purpose_are_left_alone(
     assert {it.held for it in pinned.having(PINNED)} == {FIRST}
 
 
-def test_a_thread_with_the_cut_mask_counts_as_pinned() -> None:
+def test_a_thread_whose_mask_the_cpuset_cut_counts_as_pinned() -> None:
     with program(FAMILY, str(max(FIRST))) as child:
         pinned = pin(child.pid, FIRST | {4000})
     assert outcomes(pinned) == [(PINNED, FIRST)] * 3
@@ -186,7 +186,7 @@ def test_a_process_that_reuses_the_pid_is_not_pinned() -> None:
         assert pin_threads(lambda: [now]).is_complete
 
 
-def test_threads_are_pinned_although_the_main_one_has_ended() -> None:
+def test_threads_are_pinned_although_the_main_thread_has_ended() -> None:
     with program(HEADLESS) as child:
         assert outcomes(pin(child.pid, FIRST)) == [(PINNED, FIRST)]
         assert masks(child.pid) == [ALL, FIRST]
@@ -200,7 +200,7 @@ def test_threads_are_pinned_although_the_main_one_has_ended() -> None:
         (BOTH, FIRST, SECOND, (LEFT_ALONE, SECOND)),  # it has pinned itself since
     ],
 )
-def test_a_thread_is_judged_by_the_mask_that_it_has_after_a_pass(
+def test_a_thread_is_judged_by_its_mask_after_a_pass(
     before: CpuSet, asked: CpuSet, changed: CpuSet | None, expected: tuple[str, CpuSet]
 ) -> None:
     with sleeping() as child:

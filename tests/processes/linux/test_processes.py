@@ -1,4 +1,4 @@
-"""What /proc tells, of real processes."""
+"""Facts from /proc about real processes."""
 
 import os
 import sys
@@ -59,7 +59,7 @@ words = texts(b"sh", b"-c", b"echo ready; read line", None)
 ctypes.CDLL(None).execve(b"/bin/sh", words, texts(b"A=1", b"none", b"=", None))"""
 
 
-def test_threads_have_name_mask_and_last_cpu_the_main_one_first() -> None:
+def test_threads_have_name_mask_and_last_cpu_with_the_main_thread_first() -> None:
     with program(THREAD) as child:
         main, other = threads(child.pid)
         assert processes.thread_ids(child.pid) == [child.pid, other.tid]
@@ -70,7 +70,7 @@ def test_threads_have_name_mask_and_last_cpu_the_main_one_first() -> None:
     assert {(it.mask, it.last_cpu) for it in (main, other)} == {(frozenset({cpu}), cpu)}
 
 
-def test_a_strange_name_does_not_change_the_facts() -> None:
+def test_a_strange_process_name_does_not_change_the_facts() -> None:
     with program(STRANGE) as child:
         stat = processes.stat_of(child.pid)
         assert b"\rUid:\t7" in Path(f"/proc/{child.pid}/status").read_bytes()
@@ -123,7 +123,7 @@ def test_a_process_without_a_main_thread_is_no_zombie() -> None:
         assert len(threads(headless.pid)) == 2
 
 
-def test_a_process_whose_pid_another_one_has_by_now_has_ended() -> None:
+def test_a_process_whose_pid_was_reused_has_ended() -> None:
     stat = processes.stat_of(os.getpid())
     assert stat is not None
     ended = [processes.has_ended(os.getpid(), start) for start in (stat.start, stat.start - 1)]
@@ -140,7 +140,7 @@ def test_a_missing_process_has_no_facts(pid: int) -> None:
     assert descendants(pid) == [] or pid == 0  # 0 is the kernel's own, of /proc/1
 
 
-def test_the_environment_is_that_of_the_start() -> None:
+def test_the_environment_is_the_one_at_the_start() -> None:
     env = {"NAME": "a=b\n\udcff", "EMPTY": ""}
     with program(LATER, env=env) as child, program(NO_VARIABLES) as other:
         its = environment_of(child.pid) or {}

@@ -103,7 +103,7 @@ def drips(connection: socket.socket, _over: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("answer", [hanging, drips])
-def test_a_slow_server_is_left_when_the_time_of_the_call_is_over(
+def test_a_slow_server_is_abandoned_at_the_end_of_the_timeout(
     tmp_path: Path, answer: Behaviour
 ) -> None:
     began = time.monotonic()
@@ -122,7 +122,7 @@ def test_an_endless_answer_is_refused(tmp_path: Path) -> None:
         grpc.call(f"{tmp_path}/s", METHOD, b"", 20 * TIMEOUT)
 
 
-def test_an_answer_may_be_as_large_as_the_limit_and_not_a_byte_larger(
+def test_an_answer_may_be_as_large_as_the_limit_but_no_larger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path / "s", sends(BEGIN + in_parts(message()) + END)):
@@ -133,8 +133,8 @@ def test_an_answer_may_be_as_large_as_the_limit_and_not_a_byte_larger(
             grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT)
 
 
-def test_of_a_field_that_is_there_twice_the_last_value_counts() -> None:
-    """As protobuf.dev has it, "Last One Wins"."""
+def test_if_a_field_occurs_twice_the_last_value_counts() -> None:
+    """As protobuf.dev says: "Last One Wins"."""
     long = "b" * 200  # whose length is two bytes
     twice = grpc.field(1, 7) + grpc.field(1, 300) + grpc.field(2, "a") + grpc.field(2, long)
     outer = grpc.read(grpc.field(3, b"") + grpc.field(3, twice))

@@ -1,6 +1,6 @@
-"""A process's resident memory, as the real kernel tells its pages.
+"""A process's resident memory, as the real kernel reports its pages.
 
-What needs several NUMA nodes is tried in a virtual machine: tests/e2e/vm.
+tests/e2e/vm has the tests that need several NUMA nodes.
 """
 
 import errno
@@ -99,13 +99,13 @@ def test_pages_are_drawn_in_proportion_to_the_resident_size_of_each_kind() -> No
     assert [*memory.nodes, *memory.locked] == [0]
 
 
-def test_the_place_of_memory_is_known_beside_a_large_mapping_that_is_hardly_touched() -> None:
+def test_memory_is_located_beside_a_large_mapping_that_is_hardly_touched() -> None:
     with program(SPARSE) as holder:
         part = resident_memory(holder.pid).part_on({0})
     assert part == 1.0
 
 
-def test_small_mappings_of_a_long_list_count() -> None:
+def test_small_mappings_in_a_long_list_count() -> None:
     with program(FRAGMENTED) as holder:
         maps = Path(f"/proc/{holder.pid}/maps").read_bytes()
         memory = resident_memory(holder.pid, Random(36))  # noqa: S311 - the same pages each time
@@ -156,8 +156,8 @@ print(json.dumps([memory.sizes, list(memory.drawn)]))
     assert drawn == []
 
 
-def test_shared_anonymous_memory_is_cuda_s_where_its_driver_is_mapped() -> None:
-    """As a program has it that pins a tensor, with driver 580 of an H200."""
+def test_shared_anonymous_memory_is_pinned_if_cuda_s_driver_is_mapped() -> None:
+    """As of a program that pins a tensor, with driver 580 of an H200."""
     driver = b"""\
 200800000-204000000 rw-s 00000000 00:06 142                              /dev/nvidiactl
 """
@@ -171,7 +171,7 @@ def test_shared_anonymous_memory_is_cuda_s_where_its_driver_is_mapped() -> None:
         assert mappings_in(seen, files) == [(*buffers, kind), (*rest, ANONYMOUS)]
 
 
-def test_the_lock_is_waited_for_by_a_read_of_one_page_s_entry() -> None:
+def test_the_wait_for_the_lock_is_a_read_of_one_page_s_entry() -> None:
     io = Path("/proc/thread-self/io")
     before = io.read_bytes()
     wait_for_lock(os.getpid())
@@ -181,10 +181,10 @@ def test_the_lock_is_waited_for_by_a_read_of_one_page_s_entry() -> None:
 
 
 @pytest.mark.parametrize(("hidden", "is_known"), [(0.05, True), (0.4, False)])
-def test_memory_of_which_the_kernel_hides_a_part_is_of_unknown_place(
+def test_memory_that_the_kernel_partly_hides_has_an_unknown_place(
     monkeypatch: pytest.MonkeyPatch, hidden: float, is_known: bool
 ) -> None:
-    """As Linux 6.1 does with pages that NUMA balancing watches."""
+    """As Linux 6.1 hides pages that NUMA balancing watches."""
     nodes_of_pages = syscalls.nodes_of_pages
     least = 100 * hidden
 
@@ -204,7 +204,7 @@ def test_an_ended_process_has_no_memory() -> None:
     assert (memory.size, memory.drawn, memory.part_on({0})) == (0, {}, None)
 
 
-def test_the_part_on_a_node_may_be_counted_of_some_nodes_alone() -> None:
+def test_the_part_on_a_node_may_be_counted_of_some_nodes_only() -> None:
     memory = ResidentMemory({}, {(ANONYMOUS, 0): 60, (ANONYMOUS, 1): 20, (SHARED, 8): 120})
     part = [memory.part_on({1}), memory.part_on({1}, of={0, 1}), memory.part_on({1}, of={1})]
     assert part == [0.1, 0.25, None]  # 20 are too few
@@ -212,7 +212,7 @@ def test_the_part_on_a_node_may_be_counted_of_some_nodes_alone() -> None:
     assert memory.pages({0, 8}, [SHARED]) == 120
 
 
-def test_a_node_has_room_where_memory_is_free_or_of_files_that_were_not_used_lately(
+def test_a_node_has_room_in_free_memory_and_in_files_not_used_lately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meminfo = "Node 0 MemFree: 1024 kB\nNode 0 Active(file): 7 kB\nNode 0 Inactive(file): 1 kB\n"

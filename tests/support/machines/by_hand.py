@@ -1,4 +1,4 @@
-"""Small machines with one odd thing each, written where a test needs them."""
+"""Small machines with one unusual feature each, written where a test needs them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +21,7 @@ def made(
 ) -> Topology:
     """Return a machine with these nodes (number: cpulist) and one GPU on each node of `gpus`.
 
-    Without packages all CPUs are in one. What `packages` lists and `nodes` does not is in no node.
+    Without `packages` all CPUs are in one. CPUs in `packages`, but not in `nodes`, are in no node.
     """
     lists = packages or {0: ",".join(filter(None, nodes.values()))}
     cpus = 1 + max(max(parse_list(text)) for text in lists.values())

@@ -1,4 +1,4 @@
-"""The named machines of every test: those that the package ships and those beside this file."""
+"""The named machines of all tests: built-in ones, and those beside this file."""
 
 import json
 from functools import cache

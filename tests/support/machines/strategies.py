@@ -113,7 +113,7 @@ def _gpu(draw: st.DrawFn, index: int, numbers: list[int]) -> Gpu:
 
 @dataclass(frozen=True)
 class Question:
-    """A request on a machine, and what it is asked under."""
+    """A request on a machine, with its caller."""
 
     topology: Topology
     reserved: CpuSet
@@ -133,12 +133,12 @@ class Question:
         return reply
 
     def try_to_ask(self, **parameters: str) -> Reply | AffinityError:
-        """Ask it, with more parameters, and return why not where it has no answer."""
+        """Send the request with more parameters; return the reply, or the error."""
         asked = {**self.parameters, **parameters}
         return try_to_ask(self.topology, reserved=format_list(self.reserved), **asked)
 
     def answered(self, **parameters: str) -> Reply:
-        """Ask it, with more parameters; what has no answer is one line, and is no example."""
+        """Send the request with more parameters; a refusal must be one line, and is no example."""
         reply = self.try_to_ask(**parameters)
         if isinstance(reply, AffinityError):
             assert isinstance(reply, UnsatisfiableError)

@@ -1,7 +1,7 @@
-"""Writes a Topology as the files that a kernel would show: discovery's inverse.
+"""Writes a Topology as a kernel's files: the inverse of discovery.
 
 Besides what discovery reads, the files that lstopo reads are written, as on a real machine. MIG
-instances have no file: `nvml_report` says what NVML would.
+instances have no file: `nvml_report` reports them as NVML would.
 """
 
 import os
@@ -51,7 +51,7 @@ def _width(topology: Topology) -> int:
 
 
 def nvml_report(topology: Topology) -> NvmlReport:
-    """Return what NVML would say of the machine's NVIDIA GPUs, MIG instances included."""
+    """Return NVML's report on the machine's NVIDIA GPUs, MIG instances included."""
     return NvmlReport(
         gpus=tuple(
             NvmlGpu(
@@ -73,7 +73,7 @@ def nvml_report(topology: Topology) -> NvmlReport:
 def tree_of(
     root: Path, files: Mapping[str, object], links: Mapping[str, str] | None = None
 ) -> Tree:
-    """Write a machine of just these files and links below `root`, and open it."""
+    """Write a machine with only these files and links below `root`, and open it."""
     for path, text in files.items():
         put(root / path, text)
     for path, target in (links or {}).items():
@@ -83,7 +83,7 @@ def tree_of(
 
 
 def files_of(folder: str, text: str) -> dict[str, object]:
-    """Return the files below a folder that are written as `path=text; path=text`."""
+    """Return the files below a folder from a text like `path=text; path=text`."""
     pairs = (line.strip().partition("=") for line in text.split(";") if line.strip())
     return {f"{folder}/{path}": content for path, _, content in pairs}
 
@@ -95,7 +95,7 @@ def pci_devices(code: str, vendor: str, *addresses: str) -> dict[str, object]:
 
 
 def put(path: Path, text: object) -> None:
-    """Write a kernel file, and the folders on the way to it."""
+    """Write a kernel file, and its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n")
 
@@ -113,7 +113,7 @@ def kernel_mask(cpus: Iterable[int], width: int) -> str:
 
 
 def _put_cpus(folder: Path, cpus: Iterable[int], width: int, names: str) -> None:
-    """Write CPUs as a list and as a mask: into the files of these two names."""
+    """Write CPUs as a list and as a mask, into the files of these two names."""
     listed, mask = names.split()
     cpus = sorted(cpus)
     _put(folder, **{listed: format_list(cpus), mask: kernel_mask(cpus, width)})
@@ -171,7 +171,7 @@ def _write_nodes(topology: Topology, folder: Path, width: int) -> None:
 
 
 def _write_device(topology: Topology, root: Path, device: Gpu | Nic, code: str, ids: str) -> None:
-    """Write a device in its place on the bus, and the bridges above it; `ids`: vendor[:device]."""
+    """Write a device at its place on the bus, and its bridges; `ids`: vendor[:device]."""
     host, *path = device.pci_path or (device.pci_bus_id,)
     if path:
         host = host if host.startswith("pci") else f"pci:{host}"
@@ -211,7 +211,7 @@ def _write_nvidia_driver(topology: Topology, folder: Path) -> None:
 
 
 def _write_kfd(topology: Topology, root: Path) -> None:
-    """Write KFD's nodes: those of CPUs first, then the GPUs by index."""
+    """Write KFD's nodes: first those of CPUs, then the GPUs by index."""
     gpus = [gpu for gpu in topology.gpus if gpu.vendor == "amd"]
     if not gpus:
         return
@@ -235,7 +235,7 @@ def _write_kfd(topology: Topology, root: Path) -> None:
 
 
 def write_interfaces(root: Path, nic: Nic) -> None:
-    """Write the interfaces of an adapter whose PCI device is there."""
+    """Write the interfaces of an adapter whose PCI device has been written."""
     home = root / f"sys/bus/pci/devices/{nic.pci_bus_id}"
     devices = {port.device: port for port in nic.ports}
     for name in nic.names:

@@ -1,4 +1,4 @@
-"""Jobs with fewer near CPUs than they asked for: another allocation helps them, and no pin does."""
+"""Jobs with fewer near CPUs than requested: another allocation helps them, and a pin does not."""
 
 from dataclasses import replace
 
@@ -57,20 +57,20 @@ POD = in_a_pod("2-7", "2-7", 4)
         (in_a_pod("2-3,5", "2-7", None), "mask"),  # as no plan does
     ],
 )
-def test_cpus_that_were_asked_for_and_are_far_are_no_mistake_of_a_mask(
+def test_requested_cpus_that_are_far_are_no_mistake_of_a_mask(
     facts: ProcessFacts, cause: str | None
 ) -> None:
     assert causes(facts) == [cause]
 
 
-def test_the_gpus_of_a_job_divide_what_it_asked_for() -> None:
+def test_the_gpus_of_a_job_divide_the_cpus_that_it_requested() -> None:
     first = of_slurm("0-1,4-7", "0-1,4-7")
     second = of_slurm("4-7", "0-1,4-7", pid=200, gpu=SECOND)
     assert causes(first, second, on=PAIR) == ["mask", None]  # each has two, or four, near its own
     assert causes(first, on=PAIR) == ["allocation"]  # alone it asked for all six
 
 
-def test_what_works_for_a_process_or_is_below_its_cgroup_is_judged_with_it() -> None:
+def test_descendants_and_processes_below_a_cgroup_are_judged_with_the_holder() -> None:
     worker = replace(of_slurm("3-4", "2-5", pid=101), holding=None, holder=100)
     assert causes(of_slurm("2-5", "2-5"), worker) == ["allocation", "allocation"]
     assert causes(POD, replace(POD, pid=300, cgroups="0::/a/b")) == ["mask", "mask"]
@@ -89,7 +89,7 @@ def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> N
     assert found.cause == "allocation"
 
 
-def test_what_a_plan_gave_for_more_than_a_machine_s_share_is_not_taken_back() -> None:
+def test_cpus_that_a_plan_gave_beyond_a_gpu_s_part_are_not_taken_back() -> None:
     """As `srun --exclusive -c64` of one task: no cgroup tells how many it asked for."""
     given = of_slurm(
         format_list(ask(DGX, gpus="0", mode="node", AFFINITYD_CPUS="64").cpus), "0-255"
@@ -99,12 +99,12 @@ def test_what_a_plan_gave_for_more_than_a_machine_s_share_is_not_taken_back() ->
     assert causes(moved, on=DGX) == ["mask"]
 
 
-def test_a_job_with_a_machine_of_its_own_is_unpinned() -> None:
+def test_a_job_with_a_whole_machine_is_unpinned() -> None:
     assert causes(of_slurm("0-255", "0-255"), on=DGX) == ["unpinned"]
 
 
 def test_a_far_slice_of_slurm_is_no_mistake_of_a_mask() -> None:
-    """To pin one task near would take CPUs of the other."""
+    """To pin one task near would take CPUs of the other task."""
     far = of_slurm("4-5", "0-7")
     neighbor = of_slurm("0-1", "0-7", pid=200, gpu=SECOND)
     assert causes(far, neighbor, on=PAIR) == ["allocation", "allocation"]

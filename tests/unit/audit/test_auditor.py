@@ -49,7 +49,7 @@ def far(ticks: int, tid: int = 1, start: int = 5) -> Thread:
     return thread("0-7", tid, last_cpu=0, ticks=ticks, start=start)
 
 
-def test_a_directory_that_is_slow_names_its_users_at_a_later_scan() -> None:
+def test_a_slow_directory_service_names_its_users_at_a_later_scan() -> None:
     answers, asked = Event(), []
 
     def name_of(uid: int) -> str | None:
@@ -73,7 +73,7 @@ GRANDCHILD = of(far(300, 3), pid=300, parent=200)
 def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
     """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second.
 
-    A process that a scan does not have has ended; a scan of none could not see them.
+    A process that is missing in a scan has ended; an empty scan could not see processes.
     """
     total, hidden = CpuTime(), [False]
     ledger = CpuTimeCounters(100, lambda _pid, _start: not hidden[0])
@@ -129,7 +129,7 @@ def test_cpu_time_adds_up(scans: list[list[AuditedProcess]], expected: tuple[flo
     assert booked(*scans).gpu_time[GPU] == CpuTime(*expected)
 
 
-def test_the_last_hour_forgets_what_was_spent_before() -> None:
+def test_the_last_hour_excludes_earlier_time() -> None:
     records = ScanRecords(lambda _pid, _start: False)
     facts = Scan(0.0, 0.0, (), dict.fromkeys((GPU, OTHER), frozenset({4})), {})
     for minute, spent, of_hour in (
@@ -144,12 +144,12 @@ def test_the_last_hour_forgets_what_was_spent_before() -> None:
     assert (scan.last_hour[OTHER].total, scan.history[OTHER][-3:]) == (1, "lli")
 
 
-def test_known_daemons_cost_nothing() -> None:
+def test_known_daemons_add_no_time() -> None:
     daemons = ([audited(process(threads=(far(ticks),)), is_daemon=True)] for ticks in (0, 100))
     assert booked(*daemons).gpu_time[GPU] == CpuTime()
 
 
-def test_what_a_cgroup_was_throttled_counts_once_for_each_gpu() -> None:
+def test_throttled_time_of_a_cgroup_counts_once_for_each_gpu() -> None:
     limited = Waits(10.0, 1.0, throttled=4.0, limited="/limit")
     ledger = CpuTimeCounters(100, lambda _pid, _start: False)
     processes = [of(near(0), pid=pid) for pid in (100, 200)]

@@ -17,7 +17,7 @@ from affinityd.topology.nearness import CAUSES, MIXED, UNKNOWN
 PID_MAX_LIMIT = 2**22  #: proc_sys_kernel(5): no process of this machine has such a pid
 
 
-def test_it_has_each_state_and_cause_and_no_pid_of_this_machine() -> None:
+def test_the_demo_has_each_state_and_cause_and_no_pid_of_this_machine() -> None:
     scan = Demo(BUSY).scan(load(BUSY))
     assert {*states(scan).values()} == {*STATES} - {LOST, MIXED, UNKNOWN, RESERVED}
     assert {process.cause for process in scan.processes} == {*CAUSES, None}
@@ -31,7 +31,9 @@ def test_it_has_each_state_and_cause_and_no_pid_of_this_machine() -> None:
     assert far_memory == [1, 1, 0, 1, 1, 0, 1, 0]
 
 
-def test_the_last_hour_is_full_and_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_has_a_full_last_hour_and_growing_counters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     processes = Demo(BUSY)
     first = processes.scan(load(BUSY))
     assert all("." not in letters for letters in first.history.values())
@@ -43,7 +45,7 @@ def test_the_last_hour_is_full_and_time_goes_on(monkeypatch: pytest.MonkeyPatch)
     assert spent == pytest.approx(49, abs=0.5)  # seconds: 4.9 CPUs for ten seconds
 
 
-def test_no_job_asks_a_built_in_machine() -> None:
+def test_no_client_of_a_job_uses_a_built_in_machine() -> None:
     unsaid = Namespace(socket=None, listen=None)
     of_file = Settings(socket=SYSTEM_SOCKET, listen=("10.0.0.1", 9465), machine=BUSY)
     chosen = of_replay(of_file, unsaid)

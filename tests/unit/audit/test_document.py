@@ -69,7 +69,7 @@ def document(scan: Scan, *, names_all: bool) -> Any:  # noqa: ANN401 - as JSON
     return json.loads(dumps(module.document(TWO, scan, names_all=names_all)))
 
 
-def test_a_scan_is_told_by_gpu_and_process() -> None:
+def test_a_scan_document_has_gpus_and_processes() -> None:
     assert document(SCAN, names_all=False) == golden("audit-counts")
     rank, worker, daemon, lost = document(SCAN, names_all=True)["processes"]
     assert rank == golden("audit-process")
@@ -80,7 +80,7 @@ def test_a_scan_is_told_by_gpu_and_process() -> None:
     assert (lost["orphan"], lost["gpu_memory_bytes"]) == ("not owned", 2**30)
 
 
-def test_of_a_gpu_whose_place_is_not_known_no_time_is_remote() -> None:
+def test_a_gpu_of_unknown_place_has_no_remote_time() -> None:
     lost = document(replace(SCAN, unknown={}), names_all=False)["gpus"][1]
     assert (lost["cpu_seconds"], lost["remote_cpu_seconds"], lost["orphans"]) == (1.0, None, 1)
     assert lost["processes"]["unknown"] == 1

@@ -22,12 +22,12 @@ DAEMON = process(3, cause="mask", placement="remote", is_daemon=True)
 
 
 def beside(it: AuditedProcess) -> AuditedProcess:
-    """Return the process as one that uses GPU 0, too."""
+    """Return the process as one that also uses GPU 0."""
     return replace(it, facts=replace(it.facts, beside=(GPU0,)))
 
 
 def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
-    """Return the waits of process 1; `beside`: how long another ran there."""
+    """Return the waits of process 1; `beside`: how long another process ran on its CPUs."""
     runners = [Runner("neighbor", 5, "make", None, beside)]
     return {1: Waits(10.0, seconds, cpus=frozenset({0}), runners=runners)}
 
@@ -67,7 +67,7 @@ IS_RESERVED = "GPU 0 is reserved by a job, and used by no process"
         (scan(gone=GONE), "idle", ["GPU 1 (0000:11:00.0) is lost or hung"]),
     ],
 )
-def test_the_worst_comes_first(found: Scan, state: str | None, texts: list[str]) -> None:
+def test_the_worst_state_comes_first(found: Scan, state: str | None, texts: list[str]) -> None:
     assert states(found).get(GPU0) == state
     assert [finding.text for finding in findings(MACHINE, found)] == texts
 

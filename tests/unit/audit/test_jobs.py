@@ -32,7 +32,7 @@ def member(cgroups: str) -> str:
 
 
 @pytest.mark.parametrize(("path", "expected"), cases("cgroups.tsv"))
-def test_the_folders_of_schedulers_and_runtimes_alone_tell_job_and_container(
+def test_only_folders_of_schedulers_and_runtimes_tell_job_and_container(
     path: str, expected: str
 ) -> None:
     assert member(f"0::{path}\n") == expected
@@ -51,7 +51,7 @@ UNNUMBERED = Job(SLURM, "sEKNKTV3WPV500")
         ("slurmstepd", 0, UNNUMBERED),  # it has not named itself yet
     ],
 )
-def test_the_number_of_a_job_by_its_sluid_is_in_the_title_of_a_slurmstepd_of_any_step(
+def test_a_slurmstepd_s_title_gives_the_number_of_a_job_with_a_sluid(
     tmp_path: Path, title: str, uid: int, job: Job
 ) -> None:
     folder = f"{STEPS}/{UNNUMBERED.id}"
@@ -78,7 +78,7 @@ def test_the_number_of_a_job_by_its_sluid_is_in_the_title_of_a_slurmstepd_of_any
         (f"5:devices:/\n0::/system.slice/docker-{ID}.scope\n", f"container {ID}"),
     ],
 )
-def test_the_job_may_be_in_any_line(text: str, expected: str) -> None:
+def test_the_job_may_be_in_any_line_of_the_cgroup_file(text: str, expected: str) -> None:
     assert member(text) == expected
 
 
@@ -99,9 +99,9 @@ ENDED = "Slurm job 7 has ended: it has no slurmstepd any more"
 
 
 def owners(proc: Path, *processes: str, says: str = "") -> ProcessOwners:
-    """Return what owns the processes of a /proc: pid, name, parent, uid, terminal and state.
+    """Return the ProcessOwners of a /proc: pid, name, parent, uid, terminal and state of each.
 
-    `says`: the text of all of their cgroups and titles.
+    `says`: the text of all cgroup files and titles.
     """
     for line in processes:
         pid, name, parent, uid, terminal, *state = line.split()
@@ -125,7 +125,7 @@ def owners(proc: Path, *processes: str, says: str = "") -> ProcessOwners:
         (process("0", state="Z", holds=False), None),
     ],
 )
-def test_an_orphan_has_ended_or_lost_its_main_thread(
+def test_a_process_is_an_orphan_if_it_has_ended_or_lost_its_main_thread(
     facts: ProcessFacts, reason: str | None, tmp_path: Path
 ) -> None:
     assert why_orphan(facts, owners(tmp_path, INIT)) == reason
@@ -156,7 +156,7 @@ def test_a_process_of_no_job_container_or_service_is_an_orphan_where_slurm_runs(
         *({"holds": False}, {"service": "ollama.service"}),
     ],
 )
-def test_what_has_an_owner_or_needs_none_is_no_orphan_where_slurm_runs(
+def test_on_slurm_nodes_processes_with_an_owner_or_none_needed_are_no_orphans(
     tmp_path: Path, owner: dict[str, Any]
 ) -> None:
     there = owners(tmp_path, INIT, "100 python 1 1000 0", "41 slurmd 1 0 0")
@@ -181,7 +181,7 @@ SHELL = "50 bash 40 1000 0"
         (50, "40 bash 50 0 0", "", True),  # parents that seem to go in a circle
     ],
 )
-def test_a_job_of_slurms_lives_as_long_as_a_slurmstepd_of_it(
+def test_a_slurm_job_lives_while_a_slurmstepd_of_it_does(
     tmp_path: Path, parent: int, stepd: str, says: str, is_orphan: bool
 ) -> None:
     there = owners(tmp_path, INIT, stepd, SHELL, says=says)
@@ -197,7 +197,7 @@ BY_SLUID = OF_JOB.replace("job_{}", "{}")
 @pytest.mark.parametrize(
     ("its", "is_orphan"), [(SLUID, False), ("sEKNKTV3WPV501", True), ("job_7", True)]
 )
-def test_a_job_without_a_number_lives_as_long_as_a_slurmstepd_in_its_folder(
+def test_a_job_without_a_number_lives_while_a_slurmstepd_is_in_its_folder(
     tmp_path: Path, its: str, is_orphan: bool
 ) -> None:
     there = owners(tmp_path, INIT, STEPD, says=BY_SLUID.format(its))
@@ -206,7 +206,9 @@ def test_a_job_without_a_number_lives_as_long_as_a_slurmstepd_in_its_folder(
 
 
 @pytest.mark.parametrize("task", [process("0", parent=1), process("0", membership=SLURM_JOB)])
-def test_where_root_is_hidden_nothing_has_ended(tmp_path: Path, task: ProcessFacts) -> None:
+def test_if_root_s_processes_are_hidden_no_job_has_ended(
+    tmp_path: Path, task: ProcessFacts
+) -> None:
     assert why_orphan(task, owners(tmp_path, "100 python 1 1000 0")) is None
 
 
@@ -224,7 +226,7 @@ HIDDEN = [Holding(os.getpid(), GPU), Holding(1, GPU)]  #: by /proc
         ([HIDDEN, HIDDEN], [[], []]),
     ],
 )
-def test_a_pid_that_the_driver_lists_twice_without_a_process_is_missing(
+def test_a_pid_listed_twice_by_the_driver_but_without_a_process_is_missing(
     tmp_path: Path, scans: list[list[Holding]], missing: list[list[int]]
 ) -> None:
     held = (GpuHolders(tuple(holdings)) for holdings in scans)
@@ -248,7 +250,7 @@ SECOND = ("nvidia", 1)
         ("", "7.batch", (), set()),
     ],
 )
-def test_a_running_job_reserves_the_gpus_of_its_note_that_no_process_uses(
+def test_unused_gpus_in_a_running_job_s_note_are_reserved(
     tmp_path: Path, note: str, title: str, held: list[Holding], reserved: set[GpuKey]
 ) -> None:
     proc = tmp_path / "proc"

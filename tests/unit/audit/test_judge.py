@@ -29,7 +29,7 @@ def judged(topology: Topology, facts: ProcessFacts) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("masks", "cpuset", "expected", "itself"), cases("placements.tsv"))
-def test_a_process_is_where_those_of_its_threads_are_that_no_library_pinned(
+def test_a_process_s_placement_is_that_of_its_threads_that_no_library_pinned(
     masks: str, cpuset: str, expected: str, itself: str
 ) -> None:
     facts = process(*masks.split(), cpuset=cpuset or None)
@@ -60,7 +60,7 @@ def test_cpus_near_any_of_several_gpus_are_near(
     assert Judge(THREE).judge(facts).near == parse_list("4-11")
 
 
-def test_ended_processes_are_not_judged_and_their_living_threads_are() -> None:
+def test_ended_processes_are_not_judged_but_their_living_threads_are() -> None:
     assert judged(TWO, process("0-3", "4-7", state="Z"))[0] == "local"
     assert judged(TWO, process("0-3", state="Z"))[0] == "unknown"
     assert judged(TWO, process(state="X"))[0] == "unknown"
@@ -78,7 +78,7 @@ def test_ended_processes_are_not_judged_and_their_living_threads_are() -> None:
         ("python3", 0, Membership(), False),
     ],
 )
-def test_known_daemons_are_known_by_their_names(
+def test_known_daemons_are_recognized_by_their_names(
     name: str, uid: int | None, membership: Membership, is_known: bool
 ) -> None:
     facts = process("0-7", name=name, uid=uid, membership=membership)
@@ -126,5 +126,7 @@ def of_session(session: int | None, mask: str, pid: int = 100) -> AuditedProcess
         ([of(FIRST, "0-7", near="0-7"), of(SECOND, "1-2", near="0-3")], ""),
     ],
 )
-def test_overlap(processes: list[AuditedProcess], expected: str) -> None:
+def test_cpus_that_several_jobs_have_pinned_overlap(
+    processes: list[AuditedProcess], expected: str
+) -> None:
     assert format_list(frozenset().union(*overlap(processes).values())) == expected

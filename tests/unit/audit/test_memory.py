@@ -63,7 +63,7 @@ SOME = 81 * GIB  #: about 38 % of 212 GiB
         ("unknown", PRIVATE, {"placement": UNKNOWN}),
     ],
 )
-def test_the_cause_is_the_first_that_fits(
+def test_the_cause_is_the_first_that_applies(
     cause: str | None, drawn: Mapping[tuple[str, int], int], facts: Mapping[str, object]
 ) -> None:
     assert memory(drawn, facts).cause == cause
@@ -110,7 +110,7 @@ MOVES, PINNED = "; migratepages 100 1 0 moves it now", "; pinned: restart it nea
         (memory(PRIVATE, {"allowed": frozenset({1, 3})}), "start the pod again"),
     ],
 )
-def test_memory_that_can_move_has_a_command_and_pinned_memory_a_restart(
+def test_movable_memory_has_a_command_as_remedy_and_pinned_memory_a_restart(
     host: HostMemory, end: str
 ) -> None:
     remedy = host.remedy(100)
@@ -119,7 +119,7 @@ def test_memory_that_can_move_has_a_command_and_pinned_memory_a_restart(
     assert host.remedy(None) == remedy.removesuffix(MOVES)
 
 
-def test_processes_that_let_a_reader_hang_hide_no_other_user_s(
+def test_processes_that_block_their_reader_hide_no_other_user_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers, looked = Event(), list[int]()

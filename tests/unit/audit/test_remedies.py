@@ -1,4 +1,4 @@
-"""What mends a mismatch: sentences with commands and settings that exist."""
+"""Remedies of mismatches: sentences with commands and settings that exist."""
 
 import re
 from dataclasses import replace
@@ -44,7 +44,9 @@ GUARANTEED = "the pod whole CPUs in the Guaranteed QoS class, and start the pod 
         (Membership(), f"cpuset, 0-3, {CHOOSE}"),
     ],
 )
-def test_an_allocation_is_mended_by_what_made_it(membership: Membership, said: str) -> None:
+def test_the_remedy_for_an_allocation_depends_on_what_made_it(
+    membership: Membership, said: str
+) -> None:
     far = process("0-3", cpuset="0-3", membership=membership)
     beside = replace(far, beside=(OTHER,))
     policies = ("single-numa-node (or restricted)", "restricted")
@@ -69,7 +71,9 @@ MASK = f"{PLACE}, {IN_CPUSET}"
         (["0-7"], f"it may run on every CPU, and {PLACE}; start it with affinityd exec", ""),
     ],
 )
-def test_a_pin_names_gpus_as_every_container_does(masks: list[str], why: str, options: str) -> None:
+def test_a_pin_names_gpus_so_that_every_container_understands(
+    masks: list[str], why: str, options: str
+) -> None:
     facts = process(*masks, cpuset="0-7")
     for name, uuid in (("GPU-8a1f0c3e", "GPU-8a1f0c3e"), (PCI, None)):
         topology = replace(TWO, gpus=(replace(TWO.gpus[0], uuid=uuid),))
@@ -77,7 +81,7 @@ def test_a_pin_names_gpus_as_every_container_does(masks: list[str], why: str, op
         assert remedies(facts, topology=topology) == [f"{why}; {pin} fixes it now"]
 
 
-def test_a_pod_is_placed_by_its_label() -> None:
+def test_the_remedy_for_a_pod_is_its_label() -> None:
     """No command in the daemon's own container may pin another pod's process."""
     (remedy,) = remedies(process("0-3", cpuset="0-7", membership=KUBERNETES_POD))
     assert remedy is not None
@@ -117,7 +121,9 @@ WITH_WORKER = [RANK, worker("0-3")]
         ([below(100, 200), below(200, 100)], ["0 100", "0 200"]),
     ],
 )
-def test_a_family_is_mended_as_one(found: list[ProcessFacts], expected: list[str | None]) -> None:
+def test_one_remedy_pins_a_process_with_its_family(
+    found: list[ProcessFacts], expected: list[str | None]
+) -> None:
     said = (it or "" for it in remedies(*found, topology=THREE))
     pinned = (re.search("affinityd pin (.*) fixes it now", it) for it in said)
     pins = [it and it[1].replace(PCI, "0").replace(OTHER_PCI, "1") for it in pinned]
@@ -165,7 +171,9 @@ STATIC = " and cpuManagerPolicy: static, and give the pod whole CPUs in the Guar
         (SHARED, "kubelet gave team/train the shared CPUs 4-7, no CPU"),
     ],
 )
-def test_what_a_container_was_given(given: ContainerResources | None, said: str) -> None:
+def test_a_remedy_says_which_cpus_kubelet_gave_a_container(
+    given: ContainerResources | None, said: str
+) -> None:
     assert pod_was_given(vicinity(NODE, NODE.gpus[:1]), parse_list("4-7"), given) == said
 
 
@@ -185,7 +193,7 @@ BY_CLAIM = replace(GIVEN, devices={}, claims=frozenset(("gpu.nvidia.com/gpu-0",)
         (BY_CLAIM, 1, "claim CPUs by DRA too"),
     ],
 )
-def test_the_remedy_is_the_setting_that_prevents_it(
+def test_the_remedy_is_the_setting_that_prevents_the_mismatch(
     given: ContainerResources | None, gpus: int, named: str
 ) -> None:
     assert named in pod_remedy(vicinity(NODE, NODE.gpus[:gpus]), given)

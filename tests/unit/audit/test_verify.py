@@ -1,4 +1,4 @@
-"""Judgement: where a process may run and what it holds, against its GPUs, on named machines."""
+"""Judgment: where a process may run, and its memory, against its GPUs, on named machines."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ def test_a_thread_that_may_be_far_is_a_mismatch(masks: list[str], far: list[str]
         (["2-3"], "2-4", "3", None),  # only on the far ones
     ],
 )
-def test_the_allocation_is_the_cause_where_no_pin_mends_it(
+def test_the_cause_is_the_allocation_if_no_pin_helps(
     masks: list[str], cpuset: str, asked: str | None, few: str | None
 ) -> None:
     (sentence,) = judged(TWO, *masks, allowed=cpuset, asked=asked).mismatches
@@ -84,7 +84,7 @@ def test_the_allocation_is_the_cause_where_no_pin_mends_it(
     assert ("affinityd pin 100 fixes that" in sentence) is (few is None)
 
 
-def test_an_unknown_place_is_noted_and_no_mismatch() -> None:
+def test_an_unknown_place_is_a_note_and_no_mismatch() -> None:
     finding = judged(LOST, "0-7", "0")
     assert [it.placement for it in finding.process.threads] == ["unknown"] * 2
     assert finding.mismatches == ()
@@ -121,7 +121,7 @@ def test_a_policy_of_far_nodes_is_a_mismatch(mode: str, nodes: set[int], is_far:
         (MOST, 2 * LEAST - 2, 0, 0),  # it is little
     ],
 )
-def test_far_memory_is_noted_or_a_mismatch(
+def test_far_memory_is_a_note_or_a_mismatch(
     far: float, size: int, mismatches: int, notes: int
 ) -> None:
     pages = int(far * 1000)

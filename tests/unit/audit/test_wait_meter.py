@@ -1,4 +1,4 @@
-"""What is measured of processes between two looks, whatever these do meanwhile."""
+"""Measurements of processes between two readings, whatever the processes do in between."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,9 +39,9 @@ class Node:
         of_ended: float = 0.0,
         cpuset: str = "0",
     ) -> Waits | None:
-        """Have its threads, by tid, run and wait for so many seconds so far; look.
+        """Set how long its threads, by tid, have run and waited; then measure.
 
-        `of_ended`: seconds that threads ran which have ended.
+        `of_ended`: seconds that ended threads had run.
         """
         for tid, (ran, waited) in threads.items():
             nanoseconds = f"{ran * 1e9:.0f} {waited * 1e9:.0f} 1\n"
@@ -64,7 +64,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_the_waits_of_a_process_that_a_scan_could_not_see_count_at_the_next(node: Node) -> None:
+def test_waits_of_a_process_that_a_scan_could_not_see_count_at_the_next(node: Node) -> None:
     node.look(1000, {PID: (1, 1)})
     assert node.meter.look([], ProcessTable(f"{node.folder}/proc"), 1010) == {}
     waits = node.look(1020, {PID: (2, 10)})
@@ -73,21 +73,21 @@ def test_the_waits_of_a_process_that_a_scan_could_not_see_count_at_the_next(node
     assert waits.waited == pytest.approx(9)
 
 
-def test_a_thread_that_began_while_the_last_look_was_made_counts_whole(node: Node) -> None:
+def test_all_time_of_a_thread_that_began_during_the_last_reading_counts(node: Node) -> None:
     node.look(1000, {PID: (1, 1)})
     waits = node.look(1010, {PID: (2, 1), PID + 1: (3, 5)})
     assert waits is not None
     assert waits.waited == pytest.approx(5)
 
 
-def test_a_thread_that_ran_for_less_than_a_tick_has_its_waits(node: Node) -> None:
+def test_the_waits_of_a_thread_that_ran_for_less_than_a_tick_are_known(node: Node) -> None:
     node.look(1000, {PID: (1, 1), PID + 1: (1, 1)})
     waits = node.look(1010, {PID: (1, 1), PID + 1: (1.001, 10)})
     assert waits is not None
     assert waits.waited == pytest.approx(9)
 
 
-def test_threads_that_are_all_bound_to_one_cpu_of_several_are_told_to_be_unbound(
+def test_the_remedy_unbinds_threads_that_are_all_bound_to_one_of_several_cpus(
     node: Node,
 ) -> None:
     threads = {PID + number: (10.0, 0.0) for number in range(4)}
@@ -102,8 +102,8 @@ def test_threads_that_are_all_bound_to_one_cpu_of_several_are_told_to_be_unbound
         assert (remedy(waits, None, bound_by) or "").startswith(begins)
 
 
-def test_counters_that_began_again_count_for_no_time(node: Node) -> None:
-    """Of a cgroup that was made again, and of a thread that took the main one's id by execve(2)."""
+def test_counters_that_were_reset_add_no_time(node: Node) -> None:
+    """Of a cgroup that was made again, and of a thread that has the main one's id by execve(2)."""
     node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 900000000\n")
     node.look(1000, {PID: (500, 400)})
     node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 3\n")
@@ -129,17 +129,17 @@ def test_a_limit_that_was_used_up_in_most_periods_is_the_cause(
 @pytest.mark.parametrize(
     ("of_ended", "waited"), [(0.0, 3.0), (0.2, 3.0), (2.0, None)], ids="{} s".format
 )
-def test_the_wait_of_a_process_whose_threads_begin_and_end_is_not_measurable(
+def test_waits_of_a_process_with_short_lived_threads_are_not_measurable(
     node: Node, of_ended: float, waited: float | None
 ) -> None:
-    """Its own CPU time has that of threads which have ended, and theirs is not known."""
+    """Its CPU time includes ended threads, whose waits are not known."""
     node.look(1000, {PID: (1, 1)})
     waits = node.look(1010, {PID: (5, 4)}, of_ended=of_ended)
     assert waits is not None
     assert waits.waited == waited
 
 
-def test_what_the_hypervisor_took_is_of_the_cpus_not_of_a_process(node: Node) -> None:
+def test_time_that_the_hypervisor_took_belongs_to_cpus_not_to_a_process(node: Node) -> None:
     node.look(1000, {PID: (1, 1)})
     node.write("proc/stat", "cpu0 0 0 0 0 0 0 0 64 0 0\n")
     waits = node.look(1010, {PID: (2, 1)})
@@ -148,7 +148,7 @@ def test_what_the_hypervisor_took_is_of_the_cpus_not_of_a_process(node: Node) ->
 
 
 def test_the_waits_of_many_alike_threads_all_count(node: Node) -> None:
-    """Also of threads that did not run before: those wait longest."""
+    """Also of threads that had not run before: those wait longest."""
     node.look(1000, {PID + number: (10, 0) for number in range(300)})
     node.look(1010, {PID + number: (10 + (number < 200), 0) for number in range(300)})
     waits = node.look(1020, {PID + number: (12, 9) for number in range(300)})
@@ -161,20 +161,20 @@ def other(pid: int, ran: float, mask: set[int], parent: int = 1, uid: int = 1000
     return Other(stat, ran, frozenset(mask), uid, None, None)
 
 
-def test_the_process_is_named_that_ran_longest_there_not_elsewhere() -> None:
+def test_the_process_that_ran_longest_on_the_same_cpus_is_named() -> None:
     others = [other(8, 50, set(range(100))), other(9, 4, {0}), other(10, 99, {1})]
     runners = runners_beside(process("0-3", pid=PID), frozenset({0}), others)
     assert [(runner.pid, runner.ran) for runner in runners] == [(9, 4), (8, 0.5)]
 
 
 @pytest.mark.parametrize(("uid", "kind"), [(1000, OWN_THREADS), (1001, NEIGHBOR)])
-def test_the_children_of_a_daemon_for_two_users_are_no_single_job(uid: int, kind: str) -> None:
+def test_children_of_a_daemon_for_two_users_are_not_one_job(uid: int, kind: str) -> None:
     waiter = process("0", pid=PID, parent=5)
     (runner,) = runners_beside(waiter, waiter.cpus, [other(8, 1, {0}, parent=5, uid=uid)])
     assert runner.kind == kind
 
 
-def test_a_process_runs_where_any_of_its_threads_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_runs_wherever_any_of_its_threads_may(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = {8: frozenset({0}), 81: frozenset({1}), 82: None}  # bound by OpenMP; one has ended
     monkeypatch.setattr(wait_meter, "thread_ids", lambda _pid, _proc: [*masks])
     monkeypatch.setattr(wait_meter, "mask_of", masks.get)
@@ -189,7 +189,7 @@ def test_a_process_runs_where_any_of_its_threads_may(monkeypatch: pytest.MonkeyP
         ("/user.slice/user-1000.slice/session-3.scope", NEIGHBOR),
     ],
 )
-def test_a_service_of_a_user_is_no_daemon_of_the_node(node: Node, cgroup: str, kind: str) -> None:
+def test_a_user_s_service_is_no_daemon_of_the_node(node: Node, cgroup: str, kind: str) -> None:
     node.write("proc/8/cgroup", f"0::{cgroup}\n")
     node.write("proc/8/status", "Name:\tx\nUid:\t1000\t1000\n")
     stat = other(8, 1, set()).stat

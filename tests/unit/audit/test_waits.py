@@ -23,7 +23,7 @@ def waits(
     beside: Sequence[Runner] = (),
     **facts: Any,  # noqa: ANN401 - fields of Waits
 ) -> Waits:
-    """Return ten seconds in which the threads of a process ran, and waited, for so long."""
+    """Return ten seconds in which the threads of a process ran and waited for so long."""
     here, elsewhere = frozenset(range(cpus)), frozenset({8, 9})
     return replace(
         Waits(10, waited, ran, here, elsewhere, limited="/limit", runners=beside), **facts
@@ -79,7 +79,9 @@ def beside(kind: str, owner: str | None = None) -> Waits:
         (waits(5, beside=[NEIGHBOR] * 4), None, f"ran {', '.join(['other (process 7)'] * 3)}:"),
     ],
 )
-def test_a_remedy_names_what_it_needs(of_process: Waits, scheduler: str | None, named: str) -> None:
+def test_a_remedy_names_the_limit_or_process_concerned(
+    of_process: Waits, scheduler: str | None, named: str
+) -> None:
     assert named in (remedy(of_process, scheduler) or "")
 
 

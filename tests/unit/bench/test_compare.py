@@ -71,7 +71,7 @@ def test_affinityd_is_right_on_every_reported_machine(mode: str) -> None:
     assert wrong == []
 
 
-def test_the_pages_have_these_counts() -> None:
+def test_the_pages_quote_the_comparison_s_counts() -> None:
     page = (REPOSITORY / "bench/machines.md").read_text()
     kinds = Counter(question.kind for question in ASKED)
     right = " | ".join(f"{kinds[kind]} of {kinds[kind]}" for kind in KINDS)

@@ -1,4 +1,4 @@
-"""What `affinityd audit` says of a scan: rows, and what mends what they show."""
+"""`affinityd audit`'s table of a scan: rows, and the remedies below them."""
 
 import re
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ def test_far_memory_has_a_line_with_its_remedy() -> None:
     assert [line.startswith(start) for line in said] == [True]  # the other's is little
 
 
-def test_each_other_finding_has_its_own_line() -> None:
+def test_every_other_kind_of_finding_has_its_own_line() -> None:
     found = replace(
         scan_of(TWO),
         skipped=3,
@@ -135,7 +135,7 @@ def test_each_other_finding_has_its_own_line() -> None:
     ]
 
 
-def test_equal_sentences_are_said_once_many_are_counted_and_the_worst_gpu_comes_first() -> None:
+def test_equal_sentences_appear_once_many_are_counted_and_the_worst_gpu_comes_first() -> None:
     def orphans(why: str) -> list[AuditedProcess]:
         facts = (process(pid=pid, gpu=OTHER) for pid in range(100, 475))
         return [audited(it, "unknown", orphan=why.format(it.pid)) for it in facts]

@@ -62,14 +62,14 @@ def test_the_exit_status_is_1_for_a_failure_and_0_for_a_warning(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_wrong_about_a_shipped_machine(doctor: Doctor, name: str) -> None:
+def test_the_doctor_finds_no_fault_on_a_built_in_machine(doctor: Doctor, name: str) -> None:
     status, document = found(doctor, "--machine", name)
     assert (status, document["worst"]) == (0, "ok")
     judged = {it["name"] for it in document["checks"] if it["status"] == "ok"}
     assert judged <= {"gpu-numa-node", "gpu-nics"}  # the others look at files, which it has not
 
 
-def test_nvml_is_asked_only_for_checks_that_need_it_and_not_on_hold(tmp_path: Path) -> None:
+def test_nvml_is_called_only_for_checks_that_need_it_and_not_on_hold(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     here = Settings(socket=os.fspath(tmp_path / "none.sock"))
     assert gather(here, ["isolcpus", "cgroup"], str(hold)).nvml is None
@@ -81,7 +81,7 @@ def test_nvml_is_asked_only_for_checks_that_need_it_and_not_on_hold(tmp_path: Pa
     assert (facts.nvml, facts.maintenance) == (None, held)
 
 
-def test_reserved_cpus_are_the_daemon_s_else_those_of_the_settings(tmp_path: Path) -> None:
+def test_reserved_cpus_are_the_daemon_s_or_else_the_settings(tmp_path: Path) -> None:
     here = Settings(socket=os.fspath(tmp_path / "d.sock"), reserved_cpus=parse_list("1"))
     assert gather(here, ["isolcpus"]).reserved == parse_list("1")
     write_node(tmp_path / NODE_FILE, Node(TWO, reserved=parse_list("3")))
@@ -106,7 +106,7 @@ def test_the_help_and_the_page_have_a_row_for_every_check(
     assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == list(CHECKS)
 
 
-def test_what_cannot_be_judged_has_a_row_only_if_its_check_is_named(
+def test_a_check_that_does_not_apply_has_a_row_only_if_it_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = []

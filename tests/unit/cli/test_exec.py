@@ -1,4 +1,4 @@
-"""The command line of `affinityd exec`: what is read, refused and explained."""
+"""The command line of `affinityd exec`: options, errors and help."""
 
 import re
 
@@ -38,9 +38,7 @@ def test_a_wrong_option_is_an_error_of_one_line(words: str) -> None:
         *(("", None), ("--", None), ("--mode node", None), ("--mode=node --", None)),
     ],
 )
-def test_the_command_comes_after_two_dashes_unless_it_comes_first(
-    words: str, ours: int | None
-) -> None:
+def test_the_command_follows_two_dashes_or_comes_first(words: str, ours: int | None) -> None:
     given = words.split()
     if ours is None:
         with pytest.raises(InvalidRequestError, match=r"missing.*; write affinityd exec -- CMD …$"):
@@ -56,7 +54,7 @@ def test_a_timeout_is_a_number_of_seconds(text: str) -> None:
         seconds(text)
 
 
-def test_the_help_has_what_people_type(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_has_the_options_that_people_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(PLAN_S) - set(EXEC_PARAMETERS) == {"format", "nics", "observe", "whose"}
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out

@@ -57,7 +57,7 @@ def test_each_rank_has_its_gpus_and_keeps_its_cpus(
         ("--cpus-of 0 --gpus 1", "choose=gpu takes the visible GPUs, and gpus names some"),
     ],
 )
-def test_what_cannot_be_chosen_is_one_line(
+def test_an_impossible_choice_is_an_error_of_one_line(
     capsys: pytest.CaptureFixture[str], words: str, line: str
 ) -> None:
     assert main([*PLAN, *words.split()]) in {1, 2}

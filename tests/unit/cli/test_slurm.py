@@ -18,7 +18,7 @@ RIGHT = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=
 
 
 class Said(NamedTuple):
-    """What a command answered."""
+    """The result of a command."""
 
     code: int
     out: list[str]
@@ -34,7 +34,7 @@ class SlurmNode:
     capsys: pytest.CaptureFixture[str]
 
     def run(self, command: str, *flags: str) -> Said:
-        """Run a command about a node, this one unless a machine is named."""
+        """Run a command about a node: this one unless a machine is named."""
         node = () if "--machine" in flags else ("--root", str(self.root))
         code = main(["slurm", command, *node, "--slurm-conf", str(self.slurm.conf), *flags])
         out, err = self.capsys.readouterr()
@@ -44,7 +44,7 @@ class SlurmNode:
         return self.run("gres-conf", "--diff", *flags)
 
     def printed(self, *flags: str) -> list[str]:
-        """Return the lines of gres-conf that are no comments; there must be one for each GPU."""
+        """Return the lines of gres-conf without comments; there must be one for each GPU."""
         said = self.run("gres-conf", *flags)
         assert said.code == 0
         return [line for line in said.out if not line.startswith("#")]
@@ -58,7 +58,7 @@ class SlurmNode:
 def node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> SlurmNode:
-    """Make the node; no settings of this one count, nor its Slurm."""
+    """Make the node; this machine's settings and Slurm have no effect."""
     monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
     nodes = {0: "0-3", 1: "4-7"}
     topology = made(nodes, gpus=[0, 1], packages=nodes)
@@ -68,7 +68,7 @@ def node(
 
 
 def typed(*kinds: str, before: str = "") -> list[str]:
-    """Return the right lines with types, the last of them also for those that follow."""
+    """Return the right lines with types; the last type also applies to the lines that follow."""
     pairs = zip(RIGHT.splitlines(), (*kinds, *kinds), strict=False)
     return [line.replace("Name=gpu", f"{before}Name=gpu Type={kind}") for line, kind in pairs]
 
@@ -104,7 +104,7 @@ def test_nodes_of_one_command_must_be_equal(node: SlurmNode) -> None:
     assert "and gpu08 has Gres=gpu:4; " in said.err
 
 
-def test_gpus_of_unknown_type_are_comments_until_the_option_names_it(node: SlurmNode) -> None:
+def test_gpus_of_unknown_type_are_comments_until_the_option_names_the_type(node: SlurmNode) -> None:
     node.slurm.expects("gpu:big:1,gpu:small:1", "gpu07")
     said = node.run("gres-conf")
     assert said.code == 1
@@ -115,7 +115,7 @@ def test_gpus_of_unknown_type_are_comments_until_the_option_names_it(node: Slurm
     assert node.printed("--type", "big,small") == typed("big", "small")
 
 
-def test_the_lines_in_the_repository_for_a_dgx_a100_are_the_printed_ones(node: SlurmNode) -> None:
+def test_the_repository_s_lines_for_a_dgx_a100_are_the_printed_ones(node: SlurmNode) -> None:
     shown = (REPOSITORY / "slurm/gres.conf").read_text().splitlines()
     assert node.run("gres-conf", "--machine", "dgx-a100").out == shown
     lines = [line for line in shown if not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""The drawing of a node: goldens, and what they cannot show."""
+"""The drawing of a node: golden files, and cases that these cannot show."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,13 +29,13 @@ def drawing(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_machine_is_drawn_as_it_was_reviewed(name: str) -> None:
-    """`python -m tests.unit.cli.test_topology` draws them anew."""
+def test_the_drawing_of_a_machine_equals_its_golden_file(name: str) -> None:
+    """`python -m tests.unit.cli.test_topology` draws them again."""
     assert drawing(name) == path(name).read_text(encoding="utf-8")
 
 
 def odd_machine(packages: Sequence[int | None], nodes: Sequence[int | None]) -> Topology:
-    """A machine of one-CPU cores, each on the package and the node at its place."""
+    """A machine of one-CPU cores; core i is on the package and the node at place i."""
     cores = tuple(
         Core((cpu,), node, package, None, llc=cpu)
         for cpu, (package, node) in enumerate(zip(packages, nodes, strict=True))

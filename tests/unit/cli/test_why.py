@@ -1,4 +1,4 @@
-"""What `affinityd why` prints of two moments."""
+"""The output of `affinityd why` for two readings."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_the_threads_that_waited_longest_come_first(waits: Waits, first: str, la
     assert lines[-1] == last
 
 
-def test_facts_beside_are_said_where_there_are_some() -> None:
+def test_other_facts_are_shown_if_there_are_any() -> None:
     waits = Waits(5.0, 4.0, 1.0, CPUS, throttled=3.5, used_up=0.7, limited="/limit", stolen=0.5)
     lines = [*table(STAT, Moment(process(pid=7), None), waits, "raise it")]
     assert lines[1:3] == [

@@ -1,4 +1,4 @@
-"""Ranks in a mask or cpuset that is smaller than the machine: their own, or what they asked for."""
+"""Ranks in a mask or cpuset smaller than the machine, which may be their own, or a job's."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def planned(
 
 
 @pytest.mark.parametrize(("environ", "mask", "cpus", "locality"), cases("allotments.tsv"))
-def test_a_rank_gets_its_part_of_the_machine_where_fewer_cpus_are_near(
+def test_a_rank_gets_its_part_of_the_machine_if_fewer_cpus_are_near(
     environ: str, mask: str, cpus: str, locality: str
 ) -> None:
     reply = planned(environ, mask, Node(TWO_NODES))
@@ -49,7 +49,7 @@ SCOPE = "0-13,16-17"  #: systemd-run --scope -p AllowedCPUs
     ],
     ids=["ranks that see all four GPUs", "ranks that see their own", "ranks that divide the CPUs"],
 )
-def test_ranks_of_a_scope_get_their_parts_of_the_machine_near_cpus_first(
+def test_ranks_with_socket_scope_get_their_parts_of_the_machine_near_cpus_first(
     seen: str, mode: str, cpus: list[str]
 ) -> None:
     environ = f"{TORCHRUN} CUDA_VISIBLE_DEVICES={seen}"
@@ -68,7 +68,7 @@ def test_a_rank_in_most_of_a_machine_keeps_its_near_cpus() -> None:
     assert (reply.request.options.cpus, codes(reply)) == (None, [])
 
 
-def test_a_container_s_cpus_count_in_full_unless_they_are_all_of_the_machine() -> None:
+def test_a_container_s_cpus_count_in_full_unless_they_are_the_whole_machine() -> None:
     topology = machine("dgx-a100")
     for asked in (31, 33, 130, 250, 255):
         environ = f"AFFINITYD_JOB_CPUS={asked} CUDA_VISIBLE_DEVICES=0"
@@ -78,7 +78,7 @@ def test_a_container_s_cpus_count_in_full_unless_they_are_all_of_the_machine() -
     assert (reply.cpus, reply.locality) == (topology.cpus_of_node(3), "local")
 
 
-def test_jobs_in_one_part_of_a_machine_are_told_that_a_unique_mode_is_not() -> None:
+def test_jobs_in_the_same_part_of_a_machine_are_warned_that_a_unique_mode_may_overlap() -> None:
     for mode, mask, seen, expected in (
         ("unique_contiguous", "0-27", "0", ["not_unique"]),
         ("unique_contiguous", "0-27", "0,1,2,3,4,5,6,7", []),
@@ -94,7 +94,7 @@ SRUN = "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1 SLURM_GPU
 
 
 @pytest.mark.parametrize(("rank", "mask", "mode", "cpus", "locality"), cases("bound_ranks.tsv"))
-def test_what_a_launcher_bound_a_rank_to_is_the_rank_s_own(
+def test_cpus_to_which_a_launcher_bound_a_rank_are_the_rank_s_own(
     rank: str, mask: str, mode: str, cpus: str, locality: str
 ) -> None:
     node = Node(TWO_NODES, parse_list("30-31"))
@@ -117,7 +117,7 @@ def test_what_a_launcher_bound_a_rank_to_is_the_rank_s_own(
     Slurm says it by itself               | SRUN | 14-17 | 0-31 | 16-17
     """),
 )
-def test_a_mask_is_the_rank_s_own_where_the_launcher_has_more(
+def test_a_mask_is_the_rank_s_own_if_the_launcher_has_more_cpus(
     environ: str, mask: str, launchers_mask: str, cpus: str
 ) -> None:
     launchers = {"MPIRUN": MPIRUN.format(0).replace("SIZE=8", "SIZE=4"), "SRUN": SRUN}

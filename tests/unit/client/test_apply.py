@@ -27,7 +27,7 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Launch:
-    """How a launcher's ranks differ."""
+    """Differences between the ranks of a launcher."""
 
     said: str  #: the variables of a rank
     sees: str  #: all of the job's GPUs, or its own, by turns
@@ -92,7 +92,7 @@ def named(numbers: Sequence[int]) -> str:
         ("NVIDIA_VISIBLE_DEVICES=4,6", "minor:4,minor:6", False),  # on the node itself
     ],
 )
-def test_what_a_container_s_runtime_lists_is_sent(
+def test_the_device_list_of_a_container_s_runtime_is_sent(
     said: str, devices: str | None, *, is_sent: bool
 ) -> None:
     process = ProcessContext(2**22 + 1, 0, words(said), devices=devices)
@@ -142,7 +142,7 @@ MI250X = ["48-55", "56-63", "16-23", "24-31", "0-7", "8-15", "32-39", "40-47"]
     "kept", [frozenset(), frozenset(range(0, 128, 8))], ids=["all", "low noise"]
 )
 @pytest.mark.parametrize("order", [range(8), (0, 2, 4, 6, 1, 3, 5, 7)], ids=str)
-def test_each_gpu_of_mi250x_has_the_cache_that_sites_bind_it_to(
+def test_each_gpu_of_mi250x_gets_the_cache_to_which_sites_bind_it(
     name: str, kept: CpuSet, order: Sequence[int]
 ) -> None:
     topology = machine("mi250x")

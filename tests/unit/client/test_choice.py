@@ -1,4 +1,4 @@
-"""What a process says of itself where GPUs are to be chosen for it, and what is then chosen."""
+"""A process's request for GPUs to be chosen, and the choice."""
 
 import os
 import re
@@ -23,7 +23,7 @@ NAMES = {"MPI": MPI, "SITE": SITE, "STEP": STEP}
 @pytest.mark.parametrize(
     ("environ", "chosen", "mask", "above", "expected"), cases("choices.tsv", **NAMES)
 )
-def test_a_process_is_asked_what_its_launcher_gave_it(
+def test_a_request_contains_what_the_launcher_gave_the_process(
     monkeypatch: pytest.MonkeyPatch,
     environ: str,
     chosen: str,

@@ -1,4 +1,4 @@
-"""What costs the most is said at the start: a rank on one core, of a launcher that has more."""
+"""The costliest mistake is reported at the start: a rank on one core, though there are more."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The settings file, its variables, where a daemon is asked, and AFFINITYD=on|observe|off."""
+"""The settings file, its variables, the sockets of clients, and AFFINITYD=on|observe|off."""
 
 import os
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ def test_a_malformed_file_is_an_error_of_one_line(
 # Where a daemon is looked for.
 
 
-def test_a_client_asks_the_set_socket_or_the_system_s_then_its_user_s(
+def test_a_client_tries_the_set_socket_or_else_the_system_s_and_its_user_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for user, folder, own in (
@@ -101,7 +101,7 @@ def test_a_client_asks_the_set_socket_or_the_system_s_then_its_user_s(
 
 
 @pytest.mark.parametrize(("meant", "words"), WORDS.items(), ids=str)
-def test_each_word_has_a_meaning(meant: str, words: tuple[str, ...]) -> None:
+def test_each_word_of_the_switch_has_a_meaning(meant: str, words: tuple[str, ...]) -> None:
     assert {config.read_switch(word) for word in words} == {meant}
 
 
@@ -112,7 +112,7 @@ def test_an_unknown_word_is_refused_but_counts_as_off_in_another_process(word: s
     assert config.read_switch_or_off(word) == "off"
 
 
-def test_the_least_switch_of_job_and_site_counts(tmp_path: Path) -> None:
+def test_the_strictest_switch_of_job_and_site_applies(tmp_path: Path) -> None:
     conf = tmp_path / "affinityd.conf"
     order = ("off", "observe", "on", "")
     for site in order:
@@ -141,7 +141,7 @@ ONE_NODE = made({0: "0-7"}, gpus=(0,))
         (ONE_NODE, "gpus=0&observe=0-7", "local", "local"),
     ],
 )
-def test_an_observed_plan_is_counted_before_and_after(
+def test_a_plan_is_counted_with_the_placement_before_and_after_if_it_is_observed(
     machine: Topology, query: str, before: str, after: str
 ) -> None:
     for format_name in ("shell", "json"):

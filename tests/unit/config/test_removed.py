@@ -1,4 +1,4 @@
-"""What 0.3 no longer has is refused, or warned of, in one line that says what to use."""
+"""Features that 0.3 removed are refused, or warned of, in one line that says what to use."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from affinityd.config import removed
 @pytest.mark.parametrize(
     "command", [command for command in removed.REMOVED_COMMANDS if not command.startswith("exec ")]
 )
-def test_a_removed_command_or_option_is_refused_with_what_to_use(
+def test_a_removed_command_or_option_is_refused_with_a_replacement(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, *option = command.split()
@@ -30,7 +30,7 @@ def test_a_removed_command_or_option_is_refused_with_what_to_use(
         ("", "/a", ["AFFINITYD_MEASURED in {path} is removed, and ignored: leave it out"]),
     ],
 )
-def test_a_removed_variable_is_warned_of_where_it_is_set(
+def test_a_removed_variable_causes_a_warning_that_names_its_source(
     tmp_path: Path, environment: str, in_file: str, said: list[str]
 ) -> None:
     path = tmp_path / "affinityd.conf"

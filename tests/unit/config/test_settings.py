@@ -1,4 +1,4 @@
-"""Where settings come from, and what is said of a wrong one."""
+"""The sources of settings, and the errors for wrong ones."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from tests.support.paths import REPOSITORY
 
 @dataclass(frozen=True)
 class Sources:
-    """A settings file, and what else may say a setting."""
+    """A settings file, and other sources of settings."""
 
     path: Path
 
@@ -40,7 +40,7 @@ def sources(tmp_path: Path) -> Sources:
     return Sources(tmp_path / "affinityd.conf")
 
 
-def test_a_flag_overrides_a_variable_and_that_the_file(sources: Sources) -> None:
+def test_a_flag_overrides_a_variable_and_a_variable_the_file(sources: Sources) -> None:
     file = "AFFINITYD_LISTEN=10.0.0.3:3\nAFFINITYD_SOCKET=/file\nAFFINITYD_LOG_FORMAT=json\n"
     env = {"AFFINITYD_LISTEN": "10.0.0.2:2", "AFFINITYD_SOCKET": "/variable"}
     made = sources.load({"listen": "10.0.0.1:1"}, env, file)
@@ -51,7 +51,7 @@ def test_a_flag_overrides_a_variable_and_that_the_file(sources: Sources) -> None
 OF_JOBS = {"mode", "nics", "scope", "drain"}
 
 
-def test_every_line_of_the_example_is_a_setting_and_a_value_that_it_takes(sources: Sources) -> None:
+def test_every_line_of_the_example_is_a_setting_with_a_valid_value(sources: Sources) -> None:
     example = (REPOSITORY / "deploy/systemd/affinityd.conf").read_text()
     file = re.sub("^#(?=[A-Z])", "", example, flags=re.MULTILINE)
     loaded, default = sources.load(file=file), sources.load()
@@ -63,7 +63,7 @@ def test_every_line_of_the_example_is_a_setting_and_a_value_that_it_takes(source
     assert names - {"affinityd"} == {*SETTING_NAMES, *OF_JOBS} - {"root", "machine"}
 
 
-def test_a_machine_overrides_a_root_of_a_lesser_source(sources: Sources) -> None:
+def test_a_machine_overrides_a_root_from_a_source_of_lower_precedence(sources: Sources) -> None:
     made = sources.load({"machine": "mi250x"}, {"AFFINITYD_ROOT": "/captured"})
     assert (made.root, made.machine) == ("/", "mi250x")
     made = sources.load({"root": "/x"}, {"AFFINITYD_MACHINE": "mi250x"})
@@ -89,7 +89,7 @@ def test_a_machine_overrides_a_root_of_a_lesser_source(sources: Sources) -> None
         ),
     ],
 )
-def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object) -> None:
+def test_each_setting_is_read(sources: Sources, name: str, text: str, value: object) -> None:
     variable = {f"AFFINITYD_{name.upper()}": text}
     assert getattr(sources.load({name: text}), name) == value
     assert getattr(sources.load(env=variable), name) == value

@@ -1,4 +1,4 @@
-"""The daemon's NRI plugin: whatever happens, its answer is one with which a container starts."""
+"""The daemon's NRI plugin: whatever happens, its answer lets a container start."""
 
 import logging
 import sys
@@ -60,7 +60,7 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
 def plugin(
     tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[NriPlugin]:
-    """Yield a plugin that the runtime has taken in; it does not come back."""
+    """Yield a plugin that the runtime has accepted; it does not reconnect."""
     socket = f"{tmp_path}/nri.sock"
     chosen: dict[str, dict[str, str]] = {"training": {}}
     # Of the pod: its cgroup is none of this machine's.
@@ -117,20 +117,22 @@ def test_the_metrics_count_by_outcome_and_locality(runtime: Runtime, plugin: Nri
         (b"", "no_gpu"),
     ],
 )
-def test_another_is_left_as_it_is(
+def test_a_container_that_is_not_chosen_is_left_as_it_is(
     runtime: Runtime, plugin: NriPlugin, request_: bytes, outcome: str
 ) -> None:
     assert runtime.create(request_) == Given()
     assert outcomes(plugin) == {outcome: 1}
 
 
-def test_nothing_is_given_before_the_machine_is_read(runtime: Runtime, plugin: NriPlugin) -> None:
+def test_before_the_machine_is_read_no_container_is_adjusted(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
     plugin._service.known = None
     assert runtime.create(created()) == Given()
     assert outcomes(plugin) == {"unknown": 1}
 
 
-def test_a_bug_is_one_line_and_an_empty_answer(
+def test_a_bug_is_logged_as_one_line_and_answered_with_nothing(
     runtime: Runtime,
     plugin: NriPlugin,
     monkeypatch: pytest.MonkeyPatch,
@@ -144,13 +146,13 @@ def test_a_bug_is_one_line_and_an_empty_answer(
 
 
 def of_kubelet(container: bytes) -> bytes:
-    """Return kubelet's answer: it gave a container the training job's GPU."""
+    """Return kubelet's answer, in which it gave a container the training job's GPU."""
     gpu = field(2, field(1, "nvidia.com/gpu") + field(2, "0"))
     return field(1, field(1, "job") + field(2, "training") + field(3, field(1, container) + gpu))
 
 
 @pytest.mark.parametrize(("name", "outcome"), [(b"main", "pinned"), (b"other", "no_gpu")])
-def test_the_gpus_of_a_privileged_container_are_those_that_kubelet_gave_it(
+def test_a_privileged_container_has_the_gpus_that_kubelet_gave_it(
     runtime: Runtime,
     plugin: NriPlugin,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,7 +175,7 @@ def test_a_container_keeps_the_exclusive_cpus_that_kubelet_gave_it(
     assert states(plugin) == {"container-1": "kept"}
 
 
-def test_a_silent_kubelet_is_asked_once_without_a_thread_and_its_containers_are_tried_again(
+def test_kubelet_is_asked_once_while_silent_and_its_containers_are_tried_again(
     runtime: Runtime,
     plugin: NriPlugin,
     monkeypatch: pytest.MonkeyPatch,
@@ -222,7 +224,7 @@ def test_a_privileged_container_s_other_device_files_are_not_read_whole() -> Non
     assert calls < 15 * len(files)
 
 
-def test_a_container_whose_gpu_comes_later_is_placed_then(
+def test_a_container_is_placed_once_its_gpu_appears(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.create(created(devices=["/dev/nvidia77"]))
@@ -241,7 +243,7 @@ def test_a_container_whose_gpu_comes_later_is_placed_then(
     assert len(caplog.messages) == 1
 
 
-def test_a_gpu_that_this_node_has_not_is_tried_for_half_a_minute_with_one_line(
+def test_an_unknown_gpu_is_tried_for_half_a_minute_with_one_log_line(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
     of_running(plugin, runtime, created(devices=[], env=["NVIDIA_VISIBLE_DEVICES=77"]))
@@ -258,7 +260,7 @@ def test_a_gpu_that_this_node_has_not_is_tried_for_half_a_minute_with_one_line(
 
 
 @pytest.mark.parametrize("farewell", [b"", b"\x00\x00\x00\x01\xff\xff\xff\xff"])
-def test_it_comes_back_when_the_runtime_does(
+def test_the_plugin_reconnects_when_the_runtime_is_back(
     runtime: Runtime,
     plugin: NriPlugin,
     farewell: bytes,
@@ -280,7 +282,7 @@ def test_it_comes_back_when_the_runtime_does(
         assert known.endswith("the runtime knows the plugin; namespaces: training")
 
 
-def test_a_container_that_started_without_the_plugin_gets_its_cpus_while_it_runs(
+def test_a_container_started_without_the_plugin_gets_its_cpus_while_running(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     ours = {"affinityd/placed": BOTH + " mixed"}
@@ -295,7 +297,7 @@ def test_a_container_that_started_without_the_plugin_gets_its_cpus_while_it_runs
 def test_a_running_container_whose_spec_lists_no_file_of_its_gpu_is_left_as_it_is(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An update could have systemd take away a GPU that was let in beside the spec."""
+    """An update could make systemd take away a GPU that was added beside the spec."""
     caplog.set_level(logging.INFO)
     variable = ["NVIDIA_VISIBLE_DEVICES=0"]
     beside = created(number=1, devices=[], env=variable)
@@ -314,10 +316,10 @@ def test_a_running_container_whose_spec_lists_no_file_of_its_gpu_is_left_as_it_i
     assert updated(resize) == {"container-4": BOTH}, "kubelet changes it anyway"
 
 
-def test_a_cpuset_that_kubelet_set_bounds_the_other_containers(
+def test_a_cpuset_that_kubelet_set_limits_the_other_containers(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
-    """Without kubelet's word it is not known which CPUs are another container's own."""
+    """Without kubelet's answer it is unknown which CPUs are exclusive to another container."""
     of_kubelet = created(number=2, cpus=FAR)
     (answer,) = runtime.ask(("Synchronize", synchronized(created(number=1), of_kubelet)))
     assert updated(answer) == {}
@@ -329,7 +331,7 @@ def test_a_cpuset_that_kubelet_set_bounds_the_other_containers(
     assert "container-2" not in plugin.states
 
 
-def test_a_resized_container_has_never_fewer_cpus_than_its_limit(
+def test_a_resized_container_never_has_fewer_cpus_than_its_limit(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     one = created(shares=1024)
@@ -371,7 +373,7 @@ def of_running(plugin: NriPlugin, runtime: Runtime, *requests: bytes) -> dict[st
         ({"cpus": NEAR, "devices": []}, None),
     ],
 )
-def test_a_cpuset_that_affinityd_gave_is_known_again_and_is_no_other_s(
+def test_a_cpuset_given_by_affinityd_is_recognized_as_such(
     runtime: Runtime, plugin: NriPlugin, request_: dict[str, Any], state: str | None
 ) -> None:
     of_running(plugin, runtime, created(number=1, **request_))
@@ -379,7 +381,7 @@ def test_a_cpuset_that_affinityd_gave_is_known_again_and_is_no_other_s(
     assert runtime.create(created(number=2)).cpus == (NEAR if state == "pinned" else "")
 
 
-def test_a_placed_container_is_marked_where_its_author_cannot_write(
+def test_a_placed_container_is_marked_in_a_way_its_author_cannot_forge(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     assert runtime.create(created()).mark == f"{NEAR} local"
@@ -387,7 +389,7 @@ def test_a_placed_container_is_marked_where_its_author_cannot_write(
     assert states(plugin) == {"container-1": "pinned", "container-2": "kept"}
 
 
-def test_a_placed_container_that_is_not_known_again_yet_bounds_no_other_for_good(
+def test_a_placed_container_that_is_not_recognized_yet_limits_others_only_for_a_while(
     runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin._kubelet = "/nonexistent"
@@ -404,7 +406,7 @@ def test_a_placed_container_that_is_not_known_again_yet_bounds_no_other_for_good
     assert runtime.create(created(number=3)).cpus == NEAR
 
 
-def test_kubelet_s_answer_to_one_request_does_not_count_for_a_later_one(
+def test_kubelet_s_answer_for_one_request_is_not_used_for_a_later_one(
     runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin._kubelet = "/nonexistent"
@@ -421,7 +423,7 @@ REFUSALS = [field(1, field(1, 2)), field(2, field(1, field(1, "container-1")))]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_a_missed_container_is_tried_once_it_is_created_and_again_if_the_runtime_refuses(
+def test_a_missed_container_is_tried_when_created_and_again_if_the_runtime_refuses(
     runtime: Runtime, plugin: NriPlugin, refusal: bytes
 ) -> None:
     known, plugin._service.known = plugin._service.known, None
@@ -469,7 +471,7 @@ def test_a_resize_that_could_not_be_planned_is_tried_again(
     assert runtime.updated() == {"container-1": BOTH}
 
 
-def test_synchronize_ends_in_time_and_the_rest_is_placed_later(
+def test_synchronize_ends_in_time_and_remaining_containers_are_placed_later(
     runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nri, "SYNCHRONIZE_SECONDS", 0.0)
@@ -477,7 +479,7 @@ def test_synchronize_ends_in_time_and_the_rest_is_placed_later(
     assert runtime.updated() == CHANGED
 
 
-def test_what_no_attempt_can_mend_is_not_missed_nor_tried_again(
+def test_a_container_that_no_attempt_can_place_is_neither_missed_nor_tried_again(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -494,7 +496,7 @@ def test_what_no_attempt_can_mend_is_not_missed_nor_tried_again(
     assert "tried again" not in caplog.text
 
 
-def test_a_wrong_annotation_says_nothing_of_a_privileged_container_without_a_gpu(
+def test_a_wrong_annotation_of_a_privileged_container_without_a_gpu_is_not_reported(
     runtime: Runtime,
     plugin: NriPlugin,
     monkeypatch: pytest.MonkeyPatch,
@@ -506,7 +508,7 @@ def test_a_wrong_annotation_says_nothing_of_a_privileged_container_without_a_gpu
     assert (outcomes(plugin), caplog.messages) == ({"no_gpu": 1}, [])
 
 
-def test_a_container_without_a_request_has_not_asked_for_what_its_siblings_asked_for(
+def test_a_container_without_a_request_does_not_count_its_siblings_requests(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     loader = created(number=1, devices=[], shares=2048, pod="one")
@@ -516,7 +518,7 @@ def test_a_container_without_a_request_has_not_asked_for_what_its_siblings_asked
     assert sum(plugin.outcomes.values()) == 3
 
 
-def test_a_stopped_container_s_cpuset_bounds_no_other(runtime: Runtime, plugin: NriPlugin) -> None:
+def test_a_stopped_container_s_cpuset_limits_no_other(runtime: Runtime, plugin: NriPlugin) -> None:
     kubelets = created(number=1, cpus=FAR)
     runtime.create(kubelets)
     assert runtime.create(created(number=2)).cpus == ""
@@ -525,7 +527,7 @@ def test_a_stopped_container_s_cpuset_bounds_no_other(runtime: Runtime, plugin: 
     assert "container-1" not in plugin.names
 
 
-def test_a_list_that_a_lost_connection_cut_is_forgotten(
+def test_a_list_cut_off_by_a_lost_connection_is_forgotten(
     runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nri, "FIRST_PAUSE", 0.01)

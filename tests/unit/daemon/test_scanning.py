@@ -1,4 +1,4 @@
-"""The log lines about scans, each finding once."""
+"""The log lines about scans, one for each finding."""
 
 import logging
 from dataclasses import replace
@@ -49,7 +49,7 @@ OTHER_FAR = IS_FAR.replace("GPU 0", "GPU 1")
         ([audit(notices=("a",)), NONE, audit(notices=("a",))], ["WARNING: a"]),
     ],
 )
-def test_the_log_has_these_lines_of_scans(
+def test_scans_cause_these_log_lines(
     caplog: pytest.LogCaptureFixture, audits: list[Audit], lines: list[str]
 ) -> None:
     caplog.set_level(logging.INFO)

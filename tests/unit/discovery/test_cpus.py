@@ -16,12 +16,12 @@ SYSTEM = "sys/devices/system"
 
 
 def read(tmp_path: Path, files: str) -> Topology:
-    """Read a machine of these files below the folders of CPUs and nodes."""
+    """Read a machine with these files below the folders of CPUs and nodes."""
     return discover(tree_of(tmp_path, files_of(SYSTEM, files)), None)
 
 
 def cpus(text: str) -> str:
-    """Write the paths below the folder of CPUs: cpu0/… and online as they are there."""
+    """Write paths below the folder of CPUs; cpu0/… and online stay as they are."""
     return "; ".join(f"cpu/{path.strip()}" for path in text.split(";"))
 
 
@@ -41,7 +41,7 @@ T = "topology/thread_siblings"
     and that are not off | cpu0/{T}=1; cpu1/{T}=2; cpu1/online=0 | 0
     """),
 )
-def test_cores(tmp_path: Path, files: str, expected: str) -> None:
+def test_cores_are_read_from_sibling_lists(tmp_path: Path, files: str, expected: str) -> None:
     cores = [format_list(core.cpus) for core in read(tmp_path, cpus(files)).cores]
     assert cores == expected.split()
 
@@ -101,7 +101,9 @@ def cache(place: str, level: str, kind: str, sharers: str) -> str:
     cores without the highest level have their own highest | LLC01 L2 | | 0 0 2 3
     """),
 )
-def test_llc_groups(tmp_path: Path, caches: str, files: str, llc: str) -> None:
+def test_llc_groups_are_read_from_cache_files(
+    tmp_path: Path, caches: str, files: str, llc: str
+) -> None:
     its = (cache(*CACHES[name].split()) for name in caches.split())
     topology = read(tmp_path, "; ".join(("cpu/online=0-3", *its, files)))
     assert [core.llc for core in topology.cores] == [*map(int, llc.split())]
@@ -132,7 +134,7 @@ def read_nodes(tmp_path: Path, files: str, siblings: str = "0") -> Topology:
     ordered as numbers | node10/cpulist=0-1; node9/cpulist=2-3; power/x= | 9:2-3 10:0-1
     """),
 )
-def test_nodes_and_their_cpus(tmp_path: Path, files: str, expected: str) -> None:
+def test_nodes_have_their_cpus_and_memory(tmp_path: Path, files: str, expected: str) -> None:
     topology = read_nodes(tmp_path, files)
     numbers = [node.number for node in topology.nodes]
     nodes = (f"{number}:{format_list(topology.cpus_of_node(number))}" for number in numbers)
@@ -156,6 +158,8 @@ NO_MORE = "node1/cpulist="
         (f"online=?; node0/distance=x 20; {NO_MORE}", {0: {1: 20}, 1: {}}),
     ],
 )
-def test_distances(tmp_path: Path, files: str, expected: dict[int, dict[int, int]]) -> None:
+def test_distances_are_read_for_existing_nodes(
+    tmp_path: Path, files: str, expected: dict[int, dict[int, int]]
+) -> None:
     nodes = read_nodes(tmp_path, files).nodes
     assert {node.number: node.distances for node in nodes if node.number is not None} == expected

@@ -78,13 +78,13 @@ TOLD = {"Model": "A100", "GPU_UUID": "GPU-1a", "Device_Minor": 3}
         (nvidia(A) | information(A, GPU_Excluded="No"), GPU),
     ],
 )
-def test_a_device_that_nvidia_s_driver_lists_is_a_gpu(
+def test_a_device_listed_by_nvidia_s_driver_is_a_gpu(
     tmp_path: Path, files: Files, expected: Gpu
 ) -> None:
     assert read(tmp_path, files, NvmlReport(gpus=None, error="no")).gpus == (expected,)
 
 
-def test_nvml_s_list_and_answers_come_before_the_driver_s(tmp_path: Path) -> None:
+def test_nvml_s_list_and_answers_take_precedence_over_the_driver_s(tmp_path: Path) -> None:
     files = {
         **nvidia(A, B, C),
         f"{PCI}/{B}/device": "0x20B0",
@@ -127,7 +127,7 @@ UNKNOWN = "left out: its PCI device is not known"
         ([], 0, f"NVML does not list NVIDIA's {A}, {B}, {C}: left out"),
     ],
 )
-def test_a_lost_gpu_is_the_only_device_that_nvml_does_not_list(
+def test_a_lost_gpu_is_matched_to_the_only_device_that_nvml_does_not_list(
     tmp_path: Path, listed: list[NvmlGpu], found: int, notice: str
 ) -> None:
     topology = read(tmp_path, nvidia(A, B, C), NvmlReport(gpus=tuple(listed)))
@@ -199,7 +199,7 @@ IN_HIGH_BITS, AS_FUNCTION = 28, 0
 
 @pytest.mark.parametrize("place", [IN_HIGH_BITS, AS_FUNCTION])
 @pytest.mark.parametrize(("mode", "partitions"), [("SPX", 1), ("DPX", 2), ("QPX", 4), ("CPX", 8)])
-def test_partitions_of_an_mi300x_are_where_it_is(
+def test_partitions_of_an_mi300x_are_at_its_place(
     tmp_path: Path, mode: str, partitions: int, place: int
 ) -> None:
     files: Files = pci_devices("0x120000", "0x1002", *MI300X)

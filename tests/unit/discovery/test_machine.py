@@ -1,4 +1,4 @@
-"""A machine that is written as a kernel shows it is read back the same, also from a snapshot."""
+"""A machine written as a kernel's files is read back the same, also from a snapshot."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ def unpacked(archive: Path) -> Tree:
 
 
 def plain(topology: Topology) -> tuple[object, ...]:
-    """A machine without its GPUs' paths, whose bridges have names of their own in a tree."""
+    """A machine without the paths of its GPUs, whose bridges have other names in a tree."""
     gpus = [replace(gpu, pci_path=(), numa_source=None) for gpu in topology.gpus]
     others = (replace(gpu, model=None) for gpu in gpus if gpu.vendor not in {"nvidia", "amd"})
     told = (gpu for gpu in gpus if gpu.vendor in {"nvidia", "amd"})
@@ -57,7 +57,7 @@ def nearnesses(topology: Topology) -> list[tuple[str, str, str]]:
     return [(gpu.pci_bus_id, nic.pci_bus_id, topology.nearness(gpu, nic)) for gpu, nic in pairs]
 
 
-def test_a_gpu_that_the_driver_drops_is_a_change_of_the_drivers(tmp_path: Path) -> None:
+def test_a_gpu_dropped_by_the_driver_counts_as_a_change_of_drivers(tmp_path: Path) -> None:
     settings = Settings(root=os.fspath(write_tree(machine("dgx-h100"), tmp_path)))
     gpus = tmp_path / "proc/driver/nvidia/gpus"
     for name in ("0000:1b:00.0", "0000:43:00.0"):
@@ -99,7 +99,7 @@ def tree(tmp_path: Path) -> Tree:
     return open_tree(str(write_tree(NODE, tmp_path / "tree")))
 
 
-def test_a_file_that_fails_is_not_one_that_is_missing(tmp_path: Path) -> None:
+def test_a_file_that_fails_differs_from_a_missing_file(tmp_path: Path) -> None:
     root = write_tree(NODE, tmp_path / "tree")
 
     def fails(path: str) -> None:
@@ -118,7 +118,7 @@ def test_a_file_that_fails_is_not_one_that_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_snapshot_of_each_kind_replays_and_is_taken_again(
+def test_a_snapshot_of_each_format_can_be_replayed_and_taken_again(
     tree: Tree, tmp_path: Path, suffix: str
 ) -> None:
     write_snapshot(tree, None, tmp_path / f"first{suffix}")

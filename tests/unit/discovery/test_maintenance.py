@@ -9,7 +9,7 @@ from tests.support.machines.sysfs_tree import put
 
 
 class Machine:
-    """A machine whose driver may be worked on; processes are in `proc`."""
+    """A machine whose driver may be under maintenance; processes are in `proc`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.hold = root, root / "hold"
@@ -21,7 +21,7 @@ class Machine:
         return self._maintenance.reason()
 
     def runs(self, pid: int, command: str, uid: int = 0) -> str:
-        """Write what is read of a process; return what is said of one that works on the driver."""
+        """Write the files of a process; return the reason that a worker on the driver causes."""
         words = command.split()
         comm = words[0].rpartition("/")[2][:15]
         put(self.proc / f"{pid}/comm", comm)
@@ -35,7 +35,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_nvml_is_not_asked_until_what_works_on_the_driver_has_ended(machine: Machine) -> None:
+def test_nvml_is_not_called_until_the_worker_on_the_driver_has_ended(machine: Machine) -> None:
     machine.runs(7, "sh -c")
     assert machine.reason is None
     told = machine.runs(7, "modprobe -r nvidia")  # it has become one
@@ -44,7 +44,7 @@ def test_nvml_is_not_asked_until_what_works_on_the_driver_has_ended(machine: Mac
     assert machine.reason is None
 
 
-def test_a_zombie_works_on_nothing(machine: Machine) -> None:
+def test_a_zombie_is_no_worker_on_the_driver(machine: Machine) -> None:
     machine.runs(7, "nvidia-mig-parted apply")
     (machine.proc / "7/cmdline").write_bytes(b"")
     assert machine.reason is None
@@ -65,7 +65,7 @@ CHANGES_NOTHING = (
 
 
 @pytest.mark.parametrize("command", [*CHANGES, *CHANGES_NOTHING])
-def test_a_command_of_roots_that_changes_driver_or_gpu_is_one(
+def test_a_command_of_root_that_changes_driver_or_gpu_is_a_worker(
     machine: Machine, command: str
 ) -> None:
     told = machine.runs(7, command)
@@ -82,13 +82,13 @@ def test_the_command_line_of_another_users_process_is_not_read(machine: Machine)
     assert machine.reason is None
 
 
-def test_a_module_that_comes_or_goes_is_not_asked(machine: Machine) -> None:
+def test_nvml_is_not_called_while_the_module_is_loaded_or_unloaded(machine: Machine) -> None:
     for state, why in (("going", "NVIDIA's driver is going: it is being replaced"), ("live", None)):
         put(machine.sys / "module/nvidia/initstate", state)
         assert machine.reason == why
 
 
-def test_a_hold_lasts_as_long_as_its_file_and_may_be_unreadable(machine: Machine) -> None:
+def test_a_hold_lasts_as_long_as_its_file_even_if_that_is_unreadable(machine: Machine) -> None:
     hold, unreadable = machine.hold, machine.root / "nowhere"
     for text, by in (
         ("", ""),

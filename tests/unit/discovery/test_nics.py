@@ -1,4 +1,4 @@
-"""Adapters, their RDMA ports, bonds and virtual functions, as the kernel's files describe them."""
+"""Network adapters, their RDMA ports, bonds and virtual functions, from the kernel's files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +50,7 @@ def read(root: Path) -> Topology:
     return discover(open_tree(str(root)), None)
 
 
-def test_adapters_are_read_back(root: Path) -> None:
+def test_adapters_are_read_back_as_written(root: Path) -> None:
     assert read(root).nics == READ
 
 
@@ -79,7 +79,7 @@ def test_a_port_is_read_from_its_files(root: Path, file: str, text: str, port: R
         ("infiniband/mlx5_1", None),
     ],
 )
-def test_a_port_that_goes_down_and_a_device_that_goes_are_noticed(
+def test_a_port_that_goes_down_and_a_removed_device_are_noticed(
     root: Path, path: str, text: str | None
 ) -> None:
     tree, file = open_tree(str(root)), root / "sys/class" / path

@@ -30,9 +30,7 @@ def test_which_devices_are_gpus(tmp_path: Path, code: str, vendor: str, expected
 
 
 @pytest.mark.parametrize(("driver", "is_gpu"), [("nvgrace_gpu_vfio_pci", False), ("nouveau", True)])
-def test_a_device_that_is_bound_to_vfio_is_no_gpu(
-    tmp_path: Path, driver: str, is_gpu: bool
-) -> None:
+def test_a_device_bound_to_vfio_is_no_gpu(tmp_path: Path, driver: str, is_gpu: bool) -> None:
     files = pci_devices("0x030200", "0x10de", GPU)
     links = {f"{PCI}/{GPU}/driver": f"../../../../bus/pci/drivers/{driver}"}
     assert bool(read(tmp_path, files, links).gpus) == is_gpu
@@ -82,7 +80,7 @@ MACHINE = {
 
 
 @pytest.mark.parametrize(("of_gpu", "of_bridges", "nvml", "expected"), cases("gpu_numa_nodes.tsv"))
-def test_a_gpu_has_a_numa_node_and_the_source_of_it(
+def test_a_gpu_has_a_numa_node_and_its_source(
     tmp_path: Path, of_gpu: str, of_bridges: str, nvml: str, expected: str
 ) -> None:
     files = {**MACHINE, **files_of(REAL, of_gpu), **files_of(PCI, of_bridges)}
@@ -96,7 +94,7 @@ def test_a_gpu_has_a_numa_node_and_the_source_of_it(
     assert (notice in topology.notices) == (gpu.numa_node is None)
 
 
-def test_one_node_without_places_may_hide_a_second_socket(tmp_path: Path) -> None:
+def test_a_single_node_without_gpu_places_may_hide_a_second_socket(tmp_path: Path) -> None:
     nodes = "sys/devices/system/node/node"
     files = {path: text for path, text in MACHINE.items() if not path.startswith(nodes)}
     files[f"{nodes}0/cpulist"] = "0-3"

@@ -29,7 +29,7 @@ def small_machine(root: Path) -> Path:
     return root
 
 
-def test_the_root_folder_is_the_machine_at_hand(tmp_path: Path) -> None:
+def test_the_root_folder_is_this_machine(tmp_path: Path) -> None:
     live = open_tree("/")
     assert (live.name, live.live) == (os.uname().nodename, True)
     assert live.read(f"{CPUS}/online") == Path(f"/{CPUS}/online").read_text().strip()
@@ -74,7 +74,7 @@ def test_a_root_without_a_machine_is_an_error_of_one_line(
         open_tree(str(tmp_path / name))
 
 
-def test_links_of_a_captured_machine_lead_to_no_file_outside_of_it(tmp_path: Path) -> None:
+def test_links_in_a_captured_machine_lead_to_no_file_outside_of_it(tmp_path: Path) -> None:
     root = small_machine(tmp_path / "node1")
     put(tmp_path / "outside", "secret")
     put(tmp_path / "node12/file", "secret")

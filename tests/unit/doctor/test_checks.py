@@ -116,7 +116,7 @@ QUIET = {"proc/irq/0/smp_affinity_list": "0-7"}
         ({**irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "ok: near CPUs handle all interrupts of GPUs"),
     ],
 )
-def test_interrupts_that_are_handled_far_from_their_device_are_found(
+def test_interrupts_handled_far_from_their_device_are_found(
     tmp_path: Path, files: dict[str, object], expected: str
 ) -> None:
     check("irqbalance", facts_of(tmp_path, WITH_NIC, files), expected)
@@ -151,7 +151,7 @@ HELD = "NVML calls are on hold, until /run/affinityd/hold is removed"
 NOT_ASKED = f"n/a: NVML was not asked: {HELD}"
 
 
-def test_nvml_on_hold_is_not_asked(tmp_path: Path) -> None:
+def test_nvml_on_hold_is_not_called(tmp_path: Path) -> None:
     for topology, expected in ((TWO, NOT_ASKED), (NO_GPU, "n/a: there is no NVIDIA GPU")):
         check("nvml", replace(facts_of(tmp_path, topology), maintenance=HELD), expected)
 
@@ -225,5 +225,7 @@ NOT_FOR_PODS = f"warn 0-1: /{PODS} has no cpuset → +cpuset > /sys/fs/cgroup/{C
         (V2, {TOP: SET, PODS: UNSET}, NOT_FOR_PODS),
     ],
 )
-def test_cgroups(tmp_path: Path, mounts: str, files: Files, expected: str) -> None:
+def test_cgroups_that_cannot_confine_jobs_are_found(
+    tmp_path: Path, mounts: str, files: Files, expected: str
+) -> None:
     check("cgroup", facts_of(tmp_path, TWO, {"proc/self/mountinfo": mounts, **files}), expected)

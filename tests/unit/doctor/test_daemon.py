@@ -21,7 +21,7 @@ from tests.support.paths import REPOSITORY
 NODES = {0: "0-3", 1: "4-7"}
 
 
-def test_a_replayed_machine_has_no_daemon_to_judge(tmp_path: Path) -> None:
+def test_a_replayed_machine_has_no_daemon_to_check(tmp_path: Path) -> None:
     check("daemon", facts_of(tmp_path), "n/a: the machine is replayed")
 
 
@@ -49,9 +49,7 @@ RELOAD = "then systemctl reload affinityd"
         ("there is none", "warn: /run/node.json without the daemon: there is none → let the daem"),
     ],
 )
-def test_a_node_json_of_another_machine_is_found(
-    published: Node | str, expected: str | None
-) -> None:
+def test_node_json_of_another_machine_is_found(published: Node | str, expected: str | None) -> None:
     daemon = DaemonFacts("/run/s", listens=True, status=200, published=published)
     compare([*published_node(daemon, TWO)], [expected] if expected else [])
 
@@ -119,7 +117,7 @@ def test_a_removed_setting_is_found_with_what_to_do(tmp_path: Path) -> None:
     compare([*variables(facts)], [found])
 
 
-def test_every_variable_that_this_project_names_is_known() -> None:
+def test_every_variable_in_this_project_s_files_is_known() -> None:
     places = ("affinityd", "bin", "deploy", "docs", "examples", "scripts", "slurm")
     files = (path for place in places for path in (REPOSITORY / place).rglob("*") if path.is_file())
     pages = [*files, *REPOSITORY.glob("*.md"), REPOSITORY / "Dockerfile"]

@@ -35,7 +35,7 @@ RESTRICTED = "RestrictedCoresPerGPU=2(0-7)"
         (RESTRICTED, ["7 gpu07 0-7 -"], FITS),
     ],
 )
-def test_cpu_jobs_that_have_the_cores_near_gpus_are_found(
+def test_cpu_jobs_on_cores_near_gpus_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, jobs: list[str], expected: str
 ) -> None:
     slurm = called_gpu07(tmp_path, monkeypatch)
@@ -86,7 +86,7 @@ SITES = "[ ! -x /opt/task_prolog.sh ] || /opt/task_prolog.sh\n"
         ("(null)", {}, "n/a: slurm.conf has no TaskProlog="),
     ],
 )
-def test_a_task_prolog_that_pins_no_task_is_found(
+def test_a_task_prolog_that_does_not_pin_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, files: Files, expected: str
 ) -> None:
     slurm = called_gpu07(tmp_path, monkeypatch)

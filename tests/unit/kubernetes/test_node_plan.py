@@ -1,4 +1,4 @@
-"""Names of hosts in a pod's addresses of daemons."""
+"""Host names in the addresses of daemons that a pod has."""
 
 import socket
 import time

@@ -1,4 +1,4 @@
-"""What a container with GPUs is given as it is created, and NRI's frames and messages."""
+"""Adjustments of a container with GPUs as it is created, and NRI's frames and messages."""
 
 from dataclasses import replace
 from typing import Any
@@ -149,7 +149,7 @@ def test_a_container_stays_as_it_is_if_the_node_of_a_gpu_is_unknown(devices: lis
         (["AFFINITYD=nonsense"], {}, "on", "off"),
     ],
 )
-def test_the_least_switch_counts(
+def test_the_strictest_switch_applies(
     env: list[str], labels: dict[str, str], site: str, outcome: str
 ) -> None:
     adjusted = made(node=replace(NODE, switch=site), env=env, labels=labels)
@@ -200,9 +200,7 @@ def note(labels: dict[str, str], **choices: str) -> dict[str, Any]:
         (note({}, **{"x" * 10**5: "a"}), "affinityd/x{64}: there is no such choice; known are"),
     ],
 )
-def test_a_choice_that_has_no_meaning_is_refused_in_a_line(
-    request_: dict[str, Any], error: str
-) -> None:
+def test_a_meaningless_choice_is_refused_in_one_line(request_: dict[str, Any], error: str) -> None:
     pod, _ = messages.created(nri.created(**request_))
     with pytest.raises(InvalidRequestError, match=error) as raised:
         choices_of(pod, RULES)
@@ -242,7 +240,7 @@ def test_a_pod_s_annotations_overrule_the_choices_of_its_namespace(
     assert found == expected
 
 
-def test_a_container_that_keeps_its_cpus_is_told_their_nodes_and_counted_by_their_place() -> None:
+def test_a_container_that_keeps_its_cpus_gets_their_nodes_and_is_counted_by_locality() -> None:
     kept = made(cpus="48-63,112-127")
     assert (kept.outcome, kept.locality) == ("kept", "mixed")
     assert kept.environment["AFFINITYD_NODES"] == "3,7"
@@ -251,7 +249,7 @@ def test_a_container_that_keeps_its_cpus_is_told_their_nodes_and_counted_by_thei
     assert pinned.note.endswith(", of 256")
 
 
-def test_variables_that_a_container_has_set_stay() -> None:
+def test_variables_that_a_container_has_set_are_not_changed() -> None:
     adjusted = made(env=["AFFINITYD_LOCALITY=mine", "AFFINITYD_JOB_CPUS="], shares=4096)
     assert not {"AFFINITYD_LOCALITY", "AFFINITYD_JOB_CPUS"} & adjusted.environment.keys()
     assert adjusted.environment["AFFINITYD_NODES"] == "3"
@@ -308,7 +306,7 @@ SHORT, LONG = (Ttrpc(PLUGIN, 7, RESPONSE, b"x" * size) for size in (3, 3 * 4096)
 
 
 @pytest.mark.parametrize("part", [1, 7, 4096, 10**6])
-def test_messages_are_put_together_from_any_parts(part: int) -> None:
+def test_messages_are_joined_from_any_parts(part: int) -> None:
     sent = packed(SHORT) + packed(LONG) + FRAME.pack(9, 2) + b"xx" + packed(SHORT)
     trunk = Trunk()
     assert FRAME.unpack_from(packed(LONG))[1] == 4096, "a runtime's buffer holds no longer frame"

@@ -1,4 +1,4 @@
-"""The answers of kubelet, the containers of processes by these, and when kubelet is asked."""
+"""Answers of kubelet, the containers that they tell for processes, and when kubelet is asked."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -72,7 +72,7 @@ def pod(name: str) -> bytes:
 
 
 class Kubelet:
-    """What kubelet answers next, and how often it was asked."""
+    """Kubelet's next answer, and how often it was asked."""
 
     def __init__(self) -> None:
         self.answer: bytes | Exception = b""
@@ -210,7 +210,7 @@ def test_a_process_is_in_the_container_that_has_its_gpu(
 
 
 @pytest.mark.parametrize(("mig", "expected"), [("MIG-a", "a"), ("MIG-b", "b"), (None, None)])
-def test_mig_instances_tell_containers_of_a_gpu_apart(
+def test_mig_instances_distinguish_containers_on_one_gpu(
     mig: str | None, expected: str | None
 ) -> None:
     its = in_pod(0)
@@ -221,7 +221,7 @@ def test_mig_instances_tell_containers_of_a_gpu_apart(
     assert named(its, containers=containers) == [expected]
 
 
-def test_a_container_is_of_one_pod_unless_the_other_is_a_known_daemon() -> None:
+def test_a_container_matches_one_pod_unless_the_other_process_is_a_known_daemon() -> None:
     train, monitor = in_pod(0), in_pod(0, uid=POD.replace("0d6f", "1d6f"), pid=101)
     containers = (given("train", "GPU-0"),)
     assert named(train, monitor, containers=containers) == [None, None]
@@ -243,7 +243,7 @@ def test_containers_that_the_runtime_names_need_no_match() -> None:
     assert one == ["shared-a", "shared-b"], "it is the one that is left"
 
 
-def test_the_runtime_names_containers_of_which_kubelet_says_nothing(kubelet: Kubelet) -> None:
+def test_the_runtime_names_containers_that_kubelet_does_not_list(kubelet: Kubelet) -> None:
     assert LATER.facts.membership.container is not None
     known = {LATER.facts.membership.container: ("team", "late", "main")}
     kubelet.answer = HANGS
@@ -258,7 +258,7 @@ def test_the_runtime_names_containers_of_which_kubelet_says_nothing(kubelet: Kub
     assert process.facts.given.gpus == (("nvidia", 0),)
 
 
-def test_gpus_are_reserved_by_containers_that_the_runtime_tells(kubelet: Kubelet) -> None:
+def test_gpus_are_reserved_by_containers_that_the_runtime_names(kubelet: Kubelet) -> None:
     kubelet.answer = pod("waits")  # kubelet goes on to list a pod that has ended
     pods = KubeletPods(SOCKET)
     assert pods.name(NODE, [], {"a" * 64: ("team", "waits", "main")}).reserved == {

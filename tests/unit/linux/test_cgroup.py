@@ -1,4 +1,4 @@
-"""A process's cpuset and CPU limit, of either version of cgroups, however it is mounted."""
+"""A process's cpuset and CPU limit, of either version of cgroups, with any mounts."""
 
 import os
 from pathlib import Path
@@ -48,7 +48,9 @@ def written(root: Path, cgroups: str, mounts: str, files: str) -> str:
 @pytest.mark.parametrize(
     ("cgroups", "mounts", "files", "expected"), cases("cgroup_cpusets.tsv", **NAMES)
 )
-def test_cpuset_of(tmp_path: Path, cgroups: str, mounts: str, files: str, expected: str) -> None:
+def test_the_cpuset_of_a_process_is_found(
+    tmp_path: Path, cgroups: str, mounts: str, files: str, expected: str
+) -> None:
     root = written(tmp_path, cgroups, mounts, files)
     assert cpuset_of(PID, root) == (parse_list(expected) if expected else None)
     assert cpuset_of(PID + 1, root) is None  # it is not there
@@ -63,7 +65,7 @@ def test_cpuset_of(tmp_path: Path, cgroups: str, mounts: str, files: str, expect
     v1: the root's; the job has other cgroups | 5:freezer:/job 3:cpuset:/ | v1 | {CPUS}=0-7 | /
     """),
 )
-def test_the_cgroup_that_confines_a_process(
+def test_the_cgroup_that_confines_a_process_is_found(
     tmp_path: Path, cgroups: str, mounts: str, files: str, expected: str
 ) -> None:
     root = written(tmp_path, cgroups, mounts, files)
@@ -77,7 +79,7 @@ def test_the_cgroup_that_confines_a_process(
 @pytest.mark.parametrize(
     ("cgroups", "mounts", "files", "expected"), cases("cgroup_limits.tsv", **NAMES)
 )
-def test_the_least_cpu_limit_of_a_cgroup_and_its_parents_counts(
+def test_the_lowest_cpu_limit_of_a_cgroup_and_its_parents_applies(
     tmp_path: Path, cgroups: str, mounts: str, files: str, expected: str
 ) -> None:
     of_process = Cgroups.of(PID, written(tmp_path, cgroups, mounts, files))

@@ -1,4 +1,4 @@
-"""Files of /proc that are late, or written over."""
+"""Files of /proc that are read late, or contain anything."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_environment_is_read_entry_by_entry(
     assert environment_of(1, str(tmp_path)) == expected
 
 
-def test_a_reader_that_is_late_is_not_waited_for() -> None:
+def test_a_late_reader_is_not_waited_for() -> None:
     with pytest.raises(TimeoutError):
         in_time(lambda: time.sleep(5), 0.01)
     with pytest.raises(ZeroDivisionError):
@@ -46,7 +46,7 @@ def no_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_threads")
-def test_where_no_thread_can_start_it_is_read_all_the_same() -> None:
+def test_a_file_is_read_even_if_no_thread_can_start() -> None:
     with pytest.raises(RuntimeError, match="can't start new thread"):
         threading.Thread(target=print).start()
     assert in_time(lambda: 7, 0.0) == 7

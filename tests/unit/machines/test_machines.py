@@ -1,4 +1,4 @@
-"""Shipped machines: what their sources publish is what a plan gets to see."""
+"""Built-in machines: a plan sees what their sources publish."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_a_shipped_machine_has_what_its_maker_says(
 
 
 @pytest.mark.parametrize("name", ["dgx-z1", "../dgx-a100", "__init__", "", "DGX-A100"])
-def test_an_unknown_machine_is_one_line_that_lists_the_known_ones(name: str) -> None:
+def test_an_unknown_machine_is_an_error_of_one_line_that_lists_the_known_ones(name: str) -> None:
     with pytest.raises(TreeError, match=rf"^no machine is named '{name}'; there are dgx-a100, .+$"):
         load(name)
 

@@ -45,7 +45,7 @@ def planned(topology: Topology, **parameters: str) -> Reply:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_part_of_a_machine_is_drawn_once_and_within_the_part_that_it_is_in(name: str) -> None:
+def test_every_part_of_a_machine_is_drawn_once_inside_its_parent(name: str) -> None:
     topology = machine(name)
     picture = parsed(topology)
     assert sorted(cpus(picture)) == sorted(topology.possible)
@@ -69,7 +69,7 @@ def test_every_part_of_a_machine_is_drawn_once_and_within_the_part_that_it_is_in
 
 
 def overlaps(box: Box) -> Iterator[str]:
-    """Yield each box that lies on its neighbor, or out of the box that it is in."""
+    """Yield each box that overlaps its neighbor, or extends beyond its parent."""
     for place, (x, y, one) in enumerate(box.inside):
         if box.kind and (x + one.width > box.width + 0.01 or y + one.height > box.height + 0.01):
             yield f"{one.kind} {one.name} is out of its {box.kind}"

@@ -1,4 +1,4 @@
-"""Which GPUs for given CPUs, against all assignments that there are on small machines."""
+"""Which GPUs for given CPUs, compared with all possible assignments on small machines."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -46,7 +46,7 @@ def cost(apart: list[list[Fraction]], chosen: Chosen) -> tuple[Fraction, int, Ch
 
 
 def assignments(ranks: int, gpus: int, each: int) -> list[Chosen]:
-    """Return every answer that there may be."""
+    """Return every possible answer."""
     most = -(-ranks // gpus)
     own = list(combinations(range(gpus), each))
     every = product(own, repeat=ranks) if each == 1 else permutations(own, ranks)
@@ -64,7 +64,7 @@ def ranks_on(draw: st.DrawFn, topology: Topology, most: int) -> list[CpuSet]:
 
 
 @given(st.data(), machines(gpus=4))
-def test_the_answer_is_the_best_of_all(data: st.DataObject, topology: Topology) -> None:
+def test_the_answer_is_the_best_of_all_assignments(data: st.DataObject, topology: Topology) -> None:
     ranks = data.draw(ranks_on(topology, 5))
     each = max(1, len(topology.gpus) // len(ranks))
     chosen = choose_gpus(topology, ranks, topology.gpus, None)
@@ -90,7 +90,9 @@ CORES = [frozenset(range(core, core + 8)) for core in range(0, 64, 8)]
         ([frozenset(range(64))] * 9, None, "0 0 1 2 3 4 5 6 7"),
     ],
 )
-def test_the_gpus_of_an_mi250x_node(ranks: list[CpuSet], each: int | None, chosen: str) -> None:
+def test_ranks_of_an_mi250x_node_get_the_gpus_of_their_caches(
+    ranks: list[CpuSet], each: int | None, chosen: str
+) -> None:
     topology = machine("mi250x")
     answer = choose_gpus(topology, ranks, topology.gpus, each)
     assert " ".join(",".join(map(str, places)) for places in answer) == chosen

@@ -1,4 +1,4 @@
-"""What public planners answer on the same machines: tests/data/conformance."""
+"""Answers of public planners on the same machines: tests/data/conformance."""
 
 import json
 from typing import Any

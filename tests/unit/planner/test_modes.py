@@ -14,7 +14,7 @@ from tests.support.tables import cases, words
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ranks_share_no_cpu_in_a_unique_mode_alone(mode: str) -> None:
+def test_only_in_a_unique_mode_do_ranks_share_no_cpu(mode: str) -> None:
     ranks = ask(machine("dgx-1v"), gpus="0,1,2", mode=mode, share="requested").ranks
     is_unique = sum(len(rank.cpus) for rank in ranks) == len({*chain(*(it.cpus for it in ranks))})
     assert is_unique == MODES[mode].unique
@@ -38,7 +38,7 @@ def node(name: str) -> Topology:
 
 
 @pytest.mark.parametrize(("name", "asked", "expected"), cases("plans/modes.tsv"))
-def test_how_ranks_divide(name: str, asked: str, expected: str) -> None:
+def test_each_mode_divides_a_domain_as_its_row_says(name: str, asked: str, expected: str) -> None:
     assert lists(node(name), f"share=requested {asked}") == expected
 
 
@@ -56,7 +56,7 @@ def test_how_ranks_divide(name: str, asked: str, expected: str) -> None:
         ("even", "max_physical_cores=2", "share=node"),
     ],
 )
-def test_a_parameter_that_a_mode_does_not_use_is_warned_of(
+def test_a_parameter_that_a_mode_does_not_use_causes_a_warning(
     mode: str, heeded: str, ignored: str | None
 ) -> None:
     asked = words(f"gpus=0 mode={mode} {heeded} {ignored or ''}")

@@ -43,7 +43,7 @@ def node(name: str) -> Topology:
 
 
 @pytest.mark.parametrize(("name", "asked", "expected"), cases("plans/socket_scope.tsv"))
-def test_unique_modes_in_socket_scope(name: str, asked: str, expected: str) -> None:
+def test_unique_modes_with_socket_scope(name: str, asked: str, expected: str) -> None:
     assert lists(node(name), f"scope=socket share=requested {asked}") == expected
 
 
@@ -60,7 +60,7 @@ of others as near the lower number  | equally near     | max_physical_cores=3 | 
 another package is no neighbor      | a package a node |                      | 0-1
 """),
 )
-def test_sharing_modes_in_socket_scope(name: str, asked: str, expected: str, mode: str) -> None:
+def test_sharing_modes_with_socket_scope(name: str, asked: str, expected: str, mode: str) -> None:
     assert lists(node(name), f"gpus=0 {mode} {asked}") == expected
 
 
@@ -70,7 +70,7 @@ def test_minimum_maximum_and_single_threads(name: str, asked: str, expected: str
 
 
 @pytest.mark.parametrize(("name", "asked", "words_of_it"), cases("plans/refusals.tsv"))
-def test_a_refusal_names_what_is_lacking_and_what_would_work(
+def test_a_refusal_names_the_shortage_and_the_possible_number(
     name: str, asked: str, words_of_it: str
 ) -> None:
     with pytest.raises(UnsatisfiableError) as refusal:
@@ -172,7 +172,7 @@ def test_reasons_explain_the_cpus_and_what_was_left_out(asked: str, reason: str)
     assert reason in reply.ranks[-1].reasons
 
 
-def test_a_rank_that_shares_some_of_its_cores_has_threads_for_the_most_shared_one() -> None:
+def test_the_threads_of_a_rank_follow_its_most_shared_core() -> None:
     reply = ask(
         made({0: "0-7", 1: "8-15"}, gpus=[0, 1], packages={0: "0-15"}),
         gpus="0,1",
@@ -210,7 +210,7 @@ WIDENED = {
 
 
 @pytest.mark.parametrize(("node", "asked", "expected"), cases("plans/widened.tsv"))
-def test_where_too_few_cpus_are_near_the_nearest_others_are_added(
+def test_if_too_few_cpus_are_near_the_nearest_others_are_added(
     node: str, asked: str, expected: str
 ) -> None:
     ranks = zip(cpulists(reply := ask(WIDENED[node], **words(asked))), reply.ranks, strict=True)
@@ -219,9 +219,7 @@ def test_where_too_few_cpus_are_near_the_nearest_others_are_added(
 
 
 @pytest.mark.parametrize(("node", "asked", "code", "part"), cases("plans/warnings.tsv"))
-def test_cpus_that_are_lacking_or_stay_idle_are_warned_of(
-    node: str, asked: str, code: str, part: str
-) -> None:
+def test_missing_or_idle_cpus_cause_a_warning(node: str, asked: str, code: str, part: str) -> None:
     warnings = ask(WIDENED[node], **words(asked)).warnings
     messages = [warning.message for warning in warnings if warning.code == code]
     assert len(messages) == bool(part)

@@ -1,4 +1,4 @@
-"""What holds for every plan, on random machines."""
+"""Properties of every plan, on random machines."""
 
 from itertools import combinations
 
@@ -50,7 +50,7 @@ def test_a_rank_has_allowed_cpus_of_whole_cores_of_its_domain(question: Question
 
 
 def nearest_to(topology: Topology, gpu: Gpu, cpus: CpuSet) -> set[int | None]:
-    """Return the nodes of these CPUs that no other is nearer than; of an unknown place all."""
+    """Return the nodes of these CPUs that are nearest to a GPU; all, if its place is unknown."""
     nodes = {core.node for core in topology.cores if not cpus.isdisjoint(core.cpus)}
     if gpu.numa_node is None:
         return nodes
@@ -62,7 +62,7 @@ def nearest_to(topology: Topology, gpu: Gpu, cpus: CpuSet) -> set[int | None]:
 
 
 @given(questions())
-def test_the_home_node_is_the_nearest_and_modes_that_share_take_all_that_tie(
+def test_the_home_node_is_the_nearest_and_modes_that_share_take_all_ties(
     question: Question,
 ) -> None:
     topology, reply = question.topology, question.answered()
@@ -179,7 +179,7 @@ def test_far_and_shared_ranks_are_warned_of_and_strict_refuses_far_ones(
 
 
 @given(questions(UNIQUE), CPUS)
-def test_a_rank_has_what_it_asked_for_while_cores_are_idle(question: Question, cpus: str) -> None:
+def test_no_rank_lacks_requested_cpus_while_cores_are_idle(question: Question, cpus: str) -> None:
     wide, narrow = question.answered(cpus=cpus), question.try_to_ask()
     held = [cores_of(rank, question.topology) for rank in wide.ranks]
     assert are_disjoint(held)

@@ -1,4 +1,4 @@
-"""The share of the cores: among the requested GPUs, or among all GPUs of the node."""
+"""Which GPUs divide the cores: the requested ones, or all of the node."""
 
 from dataclasses import replace
 
@@ -97,7 +97,7 @@ def test_share_auto_warns_only_if_the_machine_has_fewer_cores_than_gpus() -> Non
 
 
 @given(questions(), st.data())
-def test_a_rank_of_slow_cores_alone_is_warned_of_where_faster_ones_are_allowed(
+def test_a_rank_with_only_slow_cores_is_warned_if_faster_ones_are_allowed(
     question: Question, data: st.DataObject
 ) -> None:
     slow = data.draw(st.frozensets(st.sampled_from(question.topology.cores)))
@@ -117,10 +117,10 @@ Jobs = tuple[Question, Question]
 
 
 @given(machines(), options(("unique_interleaved", "single_unique", "exclusive")))
-def test_a_plan_of_all_gpus_is_the_same_in_blocks_as_without(
+def test_a_plan_of_all_gpus_is_the_same_with_and_without_blocks(
     topology: Topology, chosen: dict[str, str]
 ) -> None:
-    """So the plan of a whole machine is gpu_affinity's own."""
+    """So the plan of a whole machine equals gpu_affinity's."""
     assume(len({gpu.vendor for gpu in topology.gpus}) == 1)
     in_blocks = try_to_ask(topology, **{**chosen, "share": "node"})
     assume(isinstance(in_blocks, Reply) and in_blocks.plan.share == "node")
@@ -130,7 +130,7 @@ def test_a_plan_of_all_gpus_is_the_same_in_blocks_as_without(
 
 @st.composite
 def two_jobs(draw: st.DrawFn) -> Jobs:
-    """Return two questions about GPUs of a machine, of one cut; the jobs have none in common."""
+    """Return two requests with different GPUs of a machine, whose modes cut it alike."""
     topology = draw(machines().filter(lambda it: len(it.gpus) > 1))
     reserved = draw(st.frozensets(st.sampled_from(sorted(topology.online)), max_size=3))
     order = list(map(str, draw(st.permutations(range(len(topology.gpus))))))

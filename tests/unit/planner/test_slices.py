@@ -1,4 +1,4 @@
-"""The deal of a Slurm step: tasks exchange far CPUs, and none has fewer, more or another's."""
+"""The deal of a Slurm step: tasks exchange far CPUs, and each keeps its number of CPUs."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -44,7 +44,7 @@ def test_tasks_exchange_far_cpus(nodes: str, slices: str, expected: str) -> None
     assert " ".join(map(format_list, dealt)) == expected
 
 
-def test_a_reserved_cpu_does_not_change_hands() -> None:
+def test_a_reserved_cpu_is_not_exchanged() -> None:
     slices = [parse_list("0-3"), parse_list("16-19")]
     dealt = deal(slices, [NEAR["1"], NEAR["0"]], SLURM_VM.cores, parse_list("0"))
     assert [format_list(cpus) for cpus in dealt] == ["0-1,16-17", "2-3,18-19"]
@@ -57,7 +57,7 @@ def test_a_reserved_cpu_does_not_change_hands() -> None:
         pytest.param("0-1 16 2-3 18-19", "18-19 16 2-3 0-1", id="tasks with whole ones exchange"),
     ],
 )
-def test_a_core_stays_with_one_task_where_cores_differ_in_size(slices: str, expected: str) -> None:
+def test_a_core_stays_with_one_task_if_cores_differ_in_size(slices: str, expected: str) -> None:
     small = Core(cpus=(16,), node=1, package=1, die=None, llc=16)
     cores = [core for core in SLURM_VM.cores if core.cpus != (16, 17)]
     cores = sorted([*cores, small], key=lambda core: core.cpus)
@@ -101,14 +101,14 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 @given(steps())
-def test_no_task_has_fewer_cpus_or_more_or_another_s(step: Step) -> None:
+def test_every_task_keeps_its_number_of_cpus_and_none_is_another_s(step: Step) -> None:
     dealt = deal(step.slices, step.near, step.cores, step.fixed)
     assert [len(cpus) for cpus in dealt] == [len(cpus) for cpus in step.slices]
     assert frozenset().union(*dealt) == frozenset().union(*step.slices)
 
 
 @given(steps())
-def test_what_is_near_or_unknown_or_fixed_stays(step: Step) -> None:
+def test_near_unknown_and_fixed_cpus_stay(step: Step) -> None:
     dealt = deal(step.slices, step.near, step.cores, step.fixed)
     for before, after, near in zip(step.slices, dealt, step.near, strict=True):
         if near is None or before <= near:
@@ -119,7 +119,7 @@ def test_what_is_near_or_unknown_or_fixed_stays(step: Step) -> None:
 
 
 @given(steps())
-def test_no_two_tasks_could_exchange_cpus_and_both_gain(step: Step) -> None:
+def test_no_two_tasks_could_both_gain_by_another_exchange(step: Step) -> None:
     dealt = deal(step.slices, step.near, step.cores, step.fixed)
     sizes = {len(core.cpus) for core in step.cores}
     if len(sizes) > 1:
@@ -167,13 +167,13 @@ def test_a_mode_chooses_within_the_cpus_of_a_process(options: Options, expected:
     assert [format_list(rank.cpus) for rank in plan.ranks] == [expected]
 
 
-def test_gpus_of_one_process_divide_its_threads() -> None:
+def test_several_gpus_of_one_process_divide_its_threads() -> None:
     cpus = parse_list("14-19")
     plan = plan_within(SLURM_VM, SLURM_VM.gpus[:2], cpus, Options(), because="so it is")
     assert [(rank.physical_cores, rank.threads) for rank in plan.ranks] == [(3, 1), (3, 1)]
 
 
 @pytest.mark.parametrize("options", [Options(min_physical_cores=4), Options(strict=True)])
-def test_what_cannot_hold_within_them_is_refused(options: Options) -> None:
+def test_options_that_its_cpus_cannot_meet_are_refused(options: Options) -> None:
     with pytest.raises(UnsatisfiableError):
         plan_within(SLURM_VM, SLURM_VM.gpus[:1], parse_list("14-19"), options, because="so")

@@ -1,4 +1,4 @@
-"""The GPUs of ranks, chosen by their CPUs or assumed: each asks alone, and they fit together."""
+"""GPUs of ranks, chosen by their CPUs or assumed: each rank asks alone, and the answers agree."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ NAMES = {
 
 
 def reply_of(name: str | Topology, rank: int, masks: list[str], variables: str) -> Reply:
-    """Return the answer to a rank, as srun or another launcher has bound all to these masks."""
+    """Return the answer to a rank, if srun or another launcher bound all ranks to these masks."""
     topology, ranks = machine(name) if isinstance(name, str) else name, len(masks)
     given = {
         key: text.format(rank=rank, ranks=ranks, own=masks[rank])
@@ -53,7 +53,7 @@ def gpus_of(reply: Reply) -> str:
 @pytest.mark.parametrize(
     ("name", "variables", "masks", "gpus", "cpus", "told"), cases("chosen.tsv", **NAMES)
 )
-def test_each_rank_asks_alone(
+def test_ranks_that_ask_alone_get_answers_that_agree(
     name: str, variables: str, masks: str, *, gpus: str, cpus: str, told: str
 ) -> None:
     of_ranks = masks.split()
@@ -69,7 +69,9 @@ def test_each_rank_asks_alone(
 @pytest.mark.parametrize(
     ("name", "variables", "masks", "message"), cases("chosen_refused.tsv", **NAMES)
 )
-def test_what_is_not_known_is_one_line(name: str, variables: str, masks: str, message: str) -> None:
+def test_an_unknown_fact_is_an_error_of_one_line(
+    name: str, variables: str, masks: str, message: str
+) -> None:
     with pytest.raises(AffinityError) as refused:
         reply_of(name, 0, masks.split(), variables)
     assert str(refused.value).startswith(message)
@@ -78,7 +80,7 @@ def test_what_is_not_known_is_one_line(name: str, variables: str, masks: str, me
 @pytest.mark.parametrize(
     "variables", ["LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "LOCAL_RANK=1 LOCAL_SIZE=2", "gpus=1"]
 )
-def test_the_variable_does_not_count_where_the_gpu_is_known(variables: str) -> None:
+def test_choose_gpu_has_no_effect_where_the_gpu_is_known(variables: str) -> None:
     reply = reply_of("mi250x", 0, ["0-63"], f"{CHOOSE}=yes {variables}")
     assert gpus_of(reply) == "1"
     assert reply.request.choose is None
@@ -86,7 +88,9 @@ def test_the_variable_does_not_count_where_the_gpu_is_known(variables: str) -> N
 
 
 @pytest.mark.parametrize(("value", "vendor", "numbers", "expected"), cases("narrowed.tsv"))
-def test_a_list_is_narrowed(value: str, vendor: str, numbers: str, expected: str) -> None:
+def test_a_list_of_visible_devices_is_restricted_to_the_chosen_gpus(
+    value: str, vendor: str, numbers: str, expected: str
+) -> None:
     given = [int(number) for number in numbers.split(",")]
     assert "=".join(narrow_visible(value.replace("\\n", "\n") or None, vendor, given)) == expected
 
@@ -98,7 +102,7 @@ def test_gpus_that_no_variable_chooses_are_refused() -> None:
         narrow_visible("GPU-$(id)", "nvidia", [0])
 
 
-def test_a_rank_is_told_its_gpus_in_its_own_numbering() -> None:
+def test_a_rank_gets_its_gpus_in_its_own_numbering() -> None:
     turned = "ROCR_VISIBLE_DEVICES=7,6,5,4,3,2,1,0;HIP_VISIBLE_DEVICES=5,4,3,2"
     reply = reply_of(
         "mi250x", 0, ["32-39", "16-23"], f"{NAMES['SRUN']} SLURM_GPUS_ON_NODE=4 visible={turned}"
@@ -108,7 +112,7 @@ def test_a_rank_is_told_its_gpus_in_its_own_numbering() -> None:
     assert all(render(reply, form) for form in ("json", "map_gpu"))
 
 
-def test_ranks_with_several_gpus_each_have_their_own_numbers() -> None:
+def test_ranks_with_several_gpus_each_number_their_own() -> None:
     reply = reply_of("mi250x", 1, ["0-127", "0-127"], NAMES["MPI"])
     assert [(rank.rank, rank.gpu.index) for rank in reply.ranks] == [
         (1, gpu) for gpu in range(4, 8)
@@ -117,7 +121,7 @@ def test_ranks_with_several_gpus_each_have_their_own_numbers() -> None:
 
 
 @pytest.mark.parametrize("masks", ["0-15 16-31 32-47 48-63", "0-127 0-127"])
-def test_where_the_place_of_a_gpu_is_not_known_no_rank_chooses(masks: str) -> None:
+def test_if_the_place_of_a_gpu_is_unknown_no_rank_chooses(masks: str) -> None:
     topology, of_ranks = machine("mi250x"), masks.split()
     gpus = [
         replace(gpu, numa_node=None if gpu.index == 6 else gpu.numa_node) for gpu in topology.gpus
@@ -127,13 +131,13 @@ def test_where_the_place_of_a_gpu_is_not_known_no_rank_chooses(masks: str) -> No
             reply_of(replace(topology, gpus=tuple(gpus)), rank, of_ranks, NAMES["SRUN"])
 
 
-def test_the_cpus_that_are_stated_count_before_the_mask_of_the_caller() -> None:
+def test_stated_cpus_take_precedence_over_the_caller_s_mask() -> None:
     stated = {"cpuset": "32-47", "mask": "0-15", "may_use": "0-127", "gpus_per_rank": "2"}
     reply = ask(machine("mi250x"), mode="node", choose="gpu", **stated)
     assert (gpus_of(reply), format_list(reply.cpus)) == ("6,7", "32-47")
 
 
-def test_a_caller_that_is_bound_and_sends_no_variables_is_one_of_ranks_with_unknown_cpus() -> None:
+def test_a_bound_caller_without_variables_may_be_one_rank_of_several() -> None:
     two = {"mode": "node", "choose": "gpu", "rank": "1", "ranks": "2"}
     with pytest.raises(AffinityError, match=r"not known: the caller is bound to 0-15: cpuset says"):
         ask(machine("mi250x"), mask="0-15", may_use="0-127", **two)

@@ -1,4 +1,4 @@
-"""Which GPU is meant: granted, visible, and named devices, in the node's own numbering."""
+"""Which GPU a name means: granted, visible, and named devices, in the node's own numbering."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def indices(topology: Topology, asked: str) -> str:
 
 
 @pytest.mark.parametrize(("asked", "expected"), cases("meant_gpus.tsv"))
-def test_the_gpus_that_are_meant(asked: str, expected: str) -> None:
+def test_names_and_indices_mean_these_gpus(asked: str, expected: str) -> None:
     assert indices(EIGHT, asked) == expected
 
 
@@ -77,7 +77,7 @@ def test_indices_count_by_vendor(asked: str, vendor: str) -> None:
 
 
 @pytest.mark.parametrize(("node", "asked", "message"), cases("absent_gpus.tsv"))
-def test_a_gpu_that_is_not_here_is_told_with_those_that_are(
+def test_a_refusal_of_an_unknown_gpu_lists_the_existing_ones(
     node: str, asked: str, message: str
 ) -> None:
     with pytest.raises(NoSuchGpuError) as caught:
@@ -94,7 +94,7 @@ not for a GPU that is named | visible=0,9 gpus=0 |
 nor in the list of an MPS daemon | AFFINITYD_MPS_DEVICES=0,9 |
 """),
 )
-def test_a_list_that_ends_early_is_warned_of(asked: str, told: str) -> None:
+def test_a_list_that_ends_early_causes_a_warning(asked: str, told: str) -> None:
     warnings = ask(EIGHT, **words(asked)).warnings
     cuts = [warning.message for warning in warnings if warning.code == "visible_cut"]
     assert len(cuts) == bool(told)
@@ -130,20 +130,20 @@ def test_an_index_is_ambiguous_on_mixed_models_unless_uuids_number_it(
     assert ("ambiguous_index" in codes(ask(NODES[node], **words(asked)))) == warned
 
 
-def test_models_with_the_same_near_cpus_are_certain_enough() -> None:
+def test_an_index_is_certain_if_all_models_have_the_same_near_cpus() -> None:
     gpus = tuple(replace(gpu, numa_node=0) for gpu in TWO_MODELS.gpus)
     reply = ask(replace(TWO_MODELS, gpus=gpus), LOCAL_RANK="1")
     assert (codes(reply), reply.locality) == (["ambiguous_index"], "local")
     assert "AFFINITYD_GPUS=\n" in render(reply, "shell")
 
 
-def test_two_equal_chips_of_which_the_driver_names_one_are_not_mixed() -> None:
+def test_two_equal_chips_are_not_mixed_if_the_driver_names_only_one() -> None:
     one, other = EIGHT.gpus[:2]
     pair = (replace(one, model="A100", pci_id="10de:20b0"), replace(other, pci_id="10de:20b0"))
     assert codes(ask(replace(EIGHT, gpus=pair), LOCAL_RANK="1")) == []
 
 
-def test_a_gpu_in_a_high_pci_domain_is_named_as_sysfs_and_nvml_name_it() -> None:
+def test_a_gpu_in_a_high_pci_domain_may_be_named_as_by_sysfs_or_nvml() -> None:
     topology = made({0: "0-3"})
     gpu = replace(topology.gpus[0], pci_bus_id="10000:01:00.0")
     for name in ("00010000:01:00.0", "10000:01:00.0"):
@@ -157,7 +157,7 @@ def test_an_unknown_mig_instance_is_noticed() -> None:
         assert names_unknown_mig(EIGHT, Task(visible=text))
 
 
-def test_a_gpu_that_is_lost_leaves_a_gap_in_the_numbers_not_another_gpu() -> None:
+def test_a_lost_gpu_leaves_a_gap_in_the_numbers() -> None:
     whole = machine("dgx-a100")
     without = replace(whole, gpus=tuple(gpu for gpu in whole.gpus if gpu.index != 1))
     assert [indices(without, f"{name}=2") for name in ("gpus", "granted", "visible")] == ["2"] * 3
@@ -178,31 +178,31 @@ GIVEN = VisibleDevices(dict(enumerate(GPUS)), EVERYTHING)
 
 
 def seen(value: str | None) -> list[int]:
-    """Return the devices that a value leaves, by their place in EVERYTHING."""
+    """Return the devices that a value leaves, by their positions in EVERYTHING."""
     devices = read_visible(value, GIVEN).by_index.values()
     return [EVERYTHING.index(device) for device in devices]
 
 
 @pytest.mark.parametrize(("value", "expected"), cases("visible_devices.tsv"))
-def test_a_list_is_read_as_by_the_driver(value: str, expected: str) -> None:
+def test_a_list_of_visible_devices_is_read_as_by_the_driver(value: str, expected: str) -> None:
     assert seen(value) == list(map(int, expected.split()))
 
 
-def test_blanks_before_indices_are_skipped_and_their_size_is_that_of_a_long() -> None:
+def test_blanks_before_indices_are_skipped_and_indices_have_the_size_of_a_long() -> None:
     assert (seen(None), seen(" 2, \t0"), seen("0,\u00a01")) == ([0, 1, 2, 3], [2, 0], [0])
     assert seen(" GPU-bb") == []  # so it is a list of indices
     above = "0," + "9" * 5000 + ",1" + "0" * 5000  # above a long all are one number
     assert (seen(above), seen("0," + "0" * 5000 + "1")) == ([], [0, 1])
 
 
-def test_a_numbering_by_name_is_certain_and_one_by_index_is_as_certain_as_what_it_counts() -> None:
+def test_numbering_by_uuid_is_certain_and_by_index_as_certain_as_the_list_below() -> None:
     doubtful = GIVEN._replace(doubt=Doubt("of the order", frozenset()))
     by_name = ("GPU-bb", "MIG-cc04", "ROCR_VISIBLE_DEVICES=GPU-bb;HIP_VISIBLE_DEVICES=0")
     assert not any(read_visible(value, doubtful).doubt for value in by_name)
     assert all(read_visible(value, doubtful).doubt for value in (None, "0"))
 
 
-def test_an_index_that_a_lost_gpu_has_left_ends_the_list() -> None:
+def test_an_index_of_a_lost_gpu_ends_the_list() -> None:
     gap = VisibleDevices({0: GPUS[0], 2: GPUS[2]}, EVERYTHING)
     assert list(read_visible("2,0", gap).by_index.values()) == [GPUS[2], GPUS[0]]
     assert list(read_visible("0,1,2", gap).by_index.values()) == [GPUS[0]]

@@ -1,4 +1,4 @@
-"""The visible devices and the CPUs of a process, as its environment has them."""
+"""The visible devices and the CPUs of a process, from its environment."""
 
 from collections.abc import Mapping
 
@@ -33,10 +33,10 @@ CUDA, ROCR, HIP, ASCEND = (
         ("nvidia amd", {ROCR: "2"}, f"{ROCR}=2"),
     ],
 )
-def test_the_variables_of_the_vendor_with_a_driver_count(
+def test_only_variables_of_a_vendor_with_a_driver_count(
     vendors: str, environ: Mapping[str, str], visible: str | None
 ) -> None:
-    """HIP reads CUDA_VISIBLE_DEVICES where it has none of its own."""
+    """HIP reads CUDA_VISIBLE_DEVICES if its own variable is not set."""
     assert environment.visible(environ, vendors.split()) == visible
 
 
@@ -90,7 +90,7 @@ def read(environ: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(("environ", "expected"), cases("local_ranks.tsv", **SAID))
-def test_the_nearest_launcher_says_the_rank(environ: str, expected: str) -> None:
+def test_the_nearest_launcher_gives_the_rank(environ: str, expected: str) -> None:
     assert read(words(environ)) == expected
 
 

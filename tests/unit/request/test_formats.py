@@ -1,4 +1,4 @@
-"""A plan as it is answered: the document, and lines that shells and tools take."""
+"""The formats of a plan: the document, and lines for shells and tools."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def document(reply: Reply) -> Any:  # noqa: ANN401 - as a client reads it
     return json.loads(render(reply, "json"))
 
 
-def test_the_document_is_the_contract_s_in_its_order() -> None:
+def test_the_document_has_the_contract_s_fields_in_order() -> None:
     reply = ask(machine("dgx-a100"), gpus="0,1", rank="0", share="requested")
     contract = (DATA / "golden/plan.json").read_text()  # in the order of its keys
     assert render(reply, "json") == contract.replace("\n", " ").rstrip() + "\n"
@@ -59,12 +59,12 @@ the request's             | cpuset=2-99 mask=0-3   | 2-3 request 0-3
 the node's for any caller | whose=node mask=0-3    | 0-7 node None
 """),
 )
-def test_the_allowed_cpus_who_said_so_and_the_bound(asked: str, allowed: str) -> None:
+def test_the_allowed_cpus_have_a_source_and_the_cpuset(asked: str, allowed: str) -> None:
     reply = document(ask(made({0: "0-7"}), **words(asked)))
     assert " ".join(map(str, reply["allowed"].values())) == allowed
 
 
-def test_warnings_are_those_of_the_ranks_asked_for_and_of_the_whole_plan() -> None:
+def test_warnings_are_about_the_requested_ranks_or_the_whole_plan() -> None:
     parameters = {"gpus": "0,1,1", "mode": "node", "scope": "socket"}
     whole = document(ask(machine("dgx-a100"), **parameters))["warnings"]
     own = document(ask(machine("dgx-a100"), rank="0", **parameters))["warnings"]
@@ -79,7 +79,7 @@ def test_the_shell_format_has_the_codes_of_warnings_in_alphabetical_order() -> N
 
 
 @pytest.mark.parametrize("form", ["shell", "nics"])
-def test_a_plan_as_lines_of_variables(form: str) -> None:
+def test_a_plan_in_the_shell_format_is_lines_of_variables(form: str) -> None:
     reply = ask(machine("dgx-a100"), gpus="0,1", share="requested")
     assert render(reply, form) == (DATA / f"golden/plan.{form}").read_text()
 
@@ -88,7 +88,9 @@ def test_a_plan_as_lines_of_variables(form: str) -> None:
     ("gpu_nodes", "worst"),
     [([0, 2], "local"), ([0, None], "unknown"), ([None, 1], "unknown"), ([0, 1], "remote")],
 )
-def test_the_worst_locality_sums_a_plan_up(gpu_nodes: list[int | None], worst: str) -> None:
+def test_the_locality_of_a_plan_is_its_worst_rank_s(
+    gpu_nodes: list[int | None], worst: str
+) -> None:
     topology = made({0: "0-3", 1: "4-7", 2: ""}, gpus=gpu_nodes)  # node 2 is as near to 0 and 1
     reply = ask(topology, mode="node", cpuset="0-3")
     assert reply.locality == worst

@@ -1,4 +1,4 @@
-"""Every numbering between a node and a process: its GPU is right, or said to be unknown."""
+"""Every numbering between a node and a process: its GPU is right, or reported as unknown."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.support.asking import try_to_ask
 from tests.support.numberings import Case, held_out, numberings, outcome
 
 
-def test_a_process_has_the_gpu_that_its_driver_means_or_is_left() -> None:
+def test_a_process_gets_the_gpu_that_its_driver_means_or_none() -> None:
     wrong = list(filter(None, map(_wrong, chain(numberings(), held_out()))))
     assert wrong == []
 
 
 def _wrong(case: Case) -> tuple[str, str, frozenset[str]] | None:
-    """Return the case and its outcome if that is not right."""
+    """Return the case and its outcome if that is wrong."""
     granted = {} if case.files is None else {"granted": ",".join(case.granted)}
     parameters = {"mode": "node", "AFFINITYD_CPUS": "none", **granted, **case.environ}
     reply = try_to_ask(case.topology, **parameters)

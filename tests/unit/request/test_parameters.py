@@ -1,4 +1,4 @@
-"""The parameters of a plan, and one clear line for each that is wrong."""
+"""The parameters of a plan, and one clear line for each error."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -89,7 +89,7 @@ def test_a_malformed_value_is_refused_with_one_line(name: str, text: str, proble
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_parameter_that_is_empty_given_twice_or_a_nul_is_refused(name: str) -> None:
+def test_an_empty_or_repeated_parameter_or_a_nul_is_refused(name: str) -> None:
     text = PARAMETERS[name].schema.get("enum", ["1"])[0]
     assert refused((name, text), (name, text)) == f"{name} is given twice; give it once"
     if name != "visible":
@@ -98,7 +98,7 @@ def test_a_parameter_that_is_empty_given_twice_or_a_nul_is_refused(name: str) ->
         assert refused((name, "\0")).startswith(rf"{name}: '\x00' is not text: ")
 
 
-def test_the_minimum_is_no_more_than_the_maximum() -> None:
+def test_the_minimum_may_not_exceed_the_maximum() -> None:
     pairs = [("max_physical_cores", "2"), ("min_physical_cores", "2")]
     assert parse_request(pairs).options.min_physical_cores == 2
     assert refused(pairs[0], ("min_physical_cores", "3")) == (

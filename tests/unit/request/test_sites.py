@@ -1,4 +1,4 @@
-"""The GPUs that sites write down by hand for their CPUs, and the CPUs for their GPUs."""
+"""GPUs that sites assign by hand to their CPUs, and CPUs to their GPUs."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def cpus_of_ranks(listed: str) -> tuple[CpuSet, ...]:
 
 
 @pytest.mark.parametrize(("source", "name", "options", "cpus", "gpus"), cases("sites.tsv"))
-def test_a_site_s_cpus_have_its_gpus_and_its_gpus_have_its_cpus(
+def test_a_site_s_assignment_of_gpus_and_cpus_is_found_in_both_directions(
     source: str, name: str, options: str, cpus: str, gpus: str
 ) -> None:
     topology, given, ranks = topology_of(name), words(options), cpus_of_ranks(cpus)

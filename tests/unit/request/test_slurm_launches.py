@@ -1,8 +1,8 @@
-"""Launches of a real Slurm with task/affinity: each task gets the CPUs that are right.
+"""Launches of a real Slurm with task/affinity: each task gets the right CPUs.
 
-tests/data/slurm_launches has the facts of each task as a real Slurm made them, one step a line:
+tests/data/slurm_launches has the facts of each task as a real Slurm set them, one step a line:
 `env` as TaskProlog has it, `mask` and `cpuset` as Slurm set them, `devices` the GPUs that it may
-open, `job_gpus` the note of prolog.sh, and `cpus`, which is right.
+open, `job_gpus` the note of prolog.sh, and `cpus`, the right answer.
 """
 
 import json
@@ -35,7 +35,7 @@ PASSED = re.findall(
 
 
 def plan_of_task(facts: Mapping[str, Any], mask: CpuSet, **variables: str) -> Reply | None:
-    """Return the answer to the query of task_prolog.sh; None: the mask stays."""
+    """Return the answer to task_prolog.sh's query; None: the mask stays."""
     environ = {**facts["env"], **variables}
     pairs = [("format", "shell"), ("cpuset", format_list(mask))]
     pairs.append(("granted", ",".join(f"minor:{minor}" for minor in facts["devices"])))
@@ -94,7 +94,7 @@ EIGHT = next(
     ],
 )
 @pytest.mark.parametrize("mode", ["node", "exclusive"])
-def test_a_pinned_task_keeps_its_slice_whatever_it_says_of_itself(
+def test_a_pinned_task_keeps_its_slice_whatever_its_variables_say(
     variables: Mapping[str, str], mode: str
 ) -> None:
     for task in EIGHT["tasks"]:
@@ -118,7 +118,7 @@ def test_a_pinned_task_keeps_its_slice_whatever_it_says_of_itself(
         pytest.param({"SLURM_GPUS_ON_NODE": "7"}, id="more GPUs than the step's"),
     ],
 )
-def test_a_slice_stays_where_the_gpus_of_the_others_are_not_known(
+def test_a_slice_stays_if_the_gpus_of_other_tasks_are_unknown(
     variables: Mapping[str, str],
 ) -> None:
     for task in EIGHT["tasks"]:
@@ -129,7 +129,7 @@ def test_a_slice_stays_where_the_gpus_of_the_others_are_not_known(
 
 @pytest.mark.parametrize("mode", ["unique_contiguous", "socket", "core_complex"])
 @pytest.mark.parametrize("launch", LAUNCHES, ids=[launch["launch"] for launch in LAUNCHES])
-def test_in_no_mode_do_tasks_share_cpus_that_they_did_not_share(
+def test_in_no_mode_do_tasks_share_cpus_that_slurm_had_separated(
     launch: Mapping[str, Any], mode: str
 ) -> None:
     tasks = launch["tasks"]

@@ -1,4 +1,4 @@
-"""The tasks of Slurm's steps: each plans from what it knows, and they do not take CPUs away."""
+"""The tasks of Slurm's steps: each plans from its own facts, and takes no other task's CPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +86,7 @@ BOTH = "slices=16-23/48-55"  #: eight cores of node 1 and of node 3
 
 
 @pytest.mark.parametrize(("described", "expected"), cases("slurm_steps.tsv"))
-def test_each_task_of_a_step_has_these_cpus(described: str, expected: str) -> None:
+def test_each_task_of_a_step_gets_these_cpus(described: str, expected: str) -> None:
     replies = step(described).replies
     assert " ".join(format_list(reply.cpus) for reply in replies) == expected
     assert all("not_unique" not in codes(reply) for reply in replies)
@@ -100,7 +100,7 @@ fewer than were asked for | job=0-3 seen=0/1 slices=48-55 SLURM_CPUS_PER_TASK=4 
 too few cores for its tasks | job=0 seen=0/0/0 slices=48-49 mode=exclusive | 48-49 48-49 48-49
 """),
 )
-def test_what_a_unique_mode_cannot_give_is_that_of_mode_node_with_a_warning(
+def test_if_a_unique_mode_is_impossible_mode_node_and_a_warning_replace_it(
     described: str, expected: str
 ) -> None:
     replies = step(described).replies
@@ -117,13 +117,13 @@ the GPU of a task is assumed | job=0,2 seen=0,2/0,2 {BOTH} | assumed_gpu | the s
 a slice without near CPUs | job=0-1 seen=0/1 slices=16-19/20-23 | remote_home | CPUs 20-23 is near
 """),
 )
-def test_a_task_is_told(described: str, expected: str, part: str) -> None:
+def test_a_task_gets_these_reasons_and_warnings(described: str, expected: str, part: str) -> None:
     for reply in step(described).replies:
         assert codes(reply) == expected.split()
     assert part in " ".join(warning.message for warning in reply.warnings)
 
 
-def test_cores_of_the_step_are_idle_that_no_task_has() -> None:
+def test_cores_of_the_step_that_no_task_has_are_idle() -> None:
     caller = Caller(parse_list("48-51"), parse_list("48-63"))
     pairs = [("cpuset", "48-51"), ("env", "SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000")]
     pairs += [("env", f"{name}={text}") for name, text in TASK_OF_TWO.items()]
@@ -144,7 +144,7 @@ bound to CPUs | 48-51 | SLURM_CPU_BIND_TYPE=map_cpu: | --cpu-bind=map_cpu,
 bound to memory | 48-51 | SLURM_MEM_BIND_TYPE=quiet,local | --mem-bind=quiet,local
 """),
 )
-def test_a_mask_stays_that_slurm_did_not_choose(mask: str, variables: str, why: str) -> None:
+def test_a_mask_that_slurm_did_not_choose_stays(mask: str, variables: str, why: str) -> None:
     environ = {**TASK_OF_TWO, **words(variables)}
     pairs = [("cpuset", mask), *(("env", f"{name}={text}") for name, text in environ.items())]
     caller = Caller(parse_list(mask), parse_list("48-63"))
@@ -153,15 +153,15 @@ def test_a_mask_stays_that_slurm_did_not_choose(mask: str, variables: str, why: 
 
 
 def test_a_task_that_sees_more_gpus_than_its_step_has_stays() -> None:
-    """Nothing says which of them are the step's."""
+    """It is unknown which of these GPUs are the step's."""
     described = f"job=0,2 note=no seen=0,1,2,3/0,1,2,3 {BOTH}"
     for task in (0, 1):
         with pytest.raises(UnsatisfiableError, match=r"which 2 of the 4 GPUs that it sees"):
             step(described).reply(task)
 
 
-def test_no_task_exchanges_cpus_where_some_of_them_are_not_sure_of_their_gpus() -> None:
-    """CUDA may count the GPUs behind the lost one differently: their tasks stay."""
+def test_no_task_exchanges_cpus_if_the_gpus_of_some_are_uncertain() -> None:
+    """CUDA may number the GPUs after the lost one differently: their tasks stay."""
     lost = replace(topology_of("dgx-a100").gpus[2], minor=None)
     gpus = [lost if gpu.index == 2 else gpu for gpu in topology_of("dgx-a100").gpus]
     slices = "slices=16-19/48-51/20-23/52-55"  #: GPUs 0 and 1 are near 48-63, 2 and 3 near 16-31
@@ -194,7 +194,7 @@ TASK_OF_TWO = words("SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=
 
 @st.composite
 def steps(draw: st.DrawFn, modes: Sequence[str]) -> Step:
-    """Draw a step: tasks that see all GPUs, or as many of their own each."""
+    """Draw a step: either all tasks see all GPUs, or each sees as many of its own."""
     topology = topology_of(draw(st.sampled_from(machines.NAMES)))
     gpus = st.sampled_from(range(len(topology.gpus)))
     job = sorted(draw(st.sets(gpus, min_size=1)))
@@ -218,7 +218,7 @@ def steps(draw: st.DrawFn, modes: Sequence[str]) -> Step:
 
 @given(steps(UNIQUE))
 def test_in_a_unique_mode_no_two_tasks_with_gpus_of_their_own_share_a_core(drawn: Step) -> None:
-    """But for tasks that are told so."""
+    """Except tasks with a warning that says so."""
     if len(drawn.seen) == 1:
         return
     first = {cpu: core.cpus[0] for core in drawn.topology.cores for cpu in core.cpus}
@@ -231,10 +231,10 @@ def test_in_a_unique_mode_no_two_tasks_with_gpus_of_their_own_share_a_core(drawn
 
 
 @given(steps([*UNIQUE, "node", "all", "socket", "even"]))
-def test_tasks_with_slices_have_as_many_cpus_as_slurm_gave_them_and_none_is_another_s(
+def test_tasks_with_slices_keep_their_number_of_cpus_and_share_none(
     drawn: Step,
 ) -> None:
-    """But for single_unique, which is a core of them."""
+    """Except in single_unique, which gives one core of them."""
     replies = drawn.replies
     if len(drawn.slices) == 1 or len(drawn.seen) == 1:
         return
@@ -244,8 +244,8 @@ def test_tasks_with_slices_have_as_many_cpus_as_slurm_gave_them_and_none_is_anot
 
 
 @given(steps(["node"]))
-def test_tasks_of_a_home_have_as_many_cpus_as_they_are(drawn: Step) -> None:
-    """Without -c Slurm gives each task one."""
+def test_tasks_of_one_home_get_as_many_cpus_as_there_are_tasks(drawn: Step) -> None:
+    """Without -c Slurm gives each task one CPU."""
     replies = drawn.replies
     homes = [{rank.home_node for rank in reply.ranks} for reply in replies]
     for task, reply in enumerate(replies):

@@ -1,4 +1,4 @@
-"""What the variables of a process say about its plan."""
+"""The effect of a process's variables on its plan."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def read(environ: Mapping[str, str], stated: str = "") -> Request:
 
 
 def told(request: Request) -> str:
-    """Return the ranks of a request, as far as they are not the default."""
+    """Return the ranks of a request, unless they are the default."""
     process = request.task
     rank = "" if process.rank is None else format_list(process.rank)
     ranks = "" if process.ranks is None else f"/{process.ranks}"
@@ -51,7 +51,9 @@ def told(request: Request) -> str:
     ("environ", "expected"),
     cases("task_cpus.tsv", BATCH=BATCH, PER_TASK=PER_TASK, SRUN=SRUN, TORCHRUN=TORCHRUN),
 )
-def test_the_scheduler_says_how_many_cpus_a_task_asked_for(environ: str, expected: str) -> None:
+def test_the_scheduler_s_variables_tell_how_many_cpus_a_task_asked_for(
+    environ: str, expected: str
+) -> None:
     numbers: dict[str, Any] = {name: int(text) for name, text in words(expected).items()}
     assert read(words(environ)).task.cpus == (TaskCpus(**numbers) if numbers else None)
 
@@ -72,7 +74,7 @@ def test_the_scheduler_says_how_many_cpus_a_task_asked_for(environ: str, expecte
         UNLISTED=UNLISTED,
     ),
 )
-def test_the_launcher_and_the_visible_devices_say_who_divides_the_cores(
+def test_launcher_and_visible_devices_decide_which_ranks_divide_the_cores(
     environ: str, expected: str
 ) -> None:
     assert told(read(words(environ))) == expected
@@ -90,7 +92,7 @@ a note of the job's GPUs      | {SRUN} {ONE}  | job=0,1   | job=0,1 task=1/4 of=
 a container with one GPU      | {TORCHRUN} {ONE} | granted=minor:2 | {SECOND}
 """),
 )
-def test_a_parameter_overrides_the_variable_of_its_kind(
+def test_a_parameter_overrides_the_corresponding_variable(
     environ: str, stated: str, expected: str
 ) -> None:
     assert told(read(words(environ), stated)) == expected
@@ -101,7 +103,7 @@ def test_a_parameter_overrides_the_variable_of_its_kind(
     [("", "node"), ("scope=socket", "all"), ("mode=exclusive scope=socket", "exclusive")],
 )
 def test_the_default_mode_takes_no_cpus_away(stated: str, mode: str) -> None:
-    """Mode node is all of the node in any scope, so a stated scope has the mode all."""
+    """Mode node ignores the scope, so a stated scope selects mode all."""
     for query in [("env", "LOCAL_RANK=0")], []:
         request = parse_query([*words(stated).items(), *query])
         assert request.options.mode == mode
@@ -110,13 +112,13 @@ def test_the_default_mode_takes_no_cpus_away(stated: str, mode: str) -> None:
 @pytest.mark.parametrize(
     ("granted", "own"), [(NVIDIA, "1"), (AMD, "ROCR_VISIBLE_DEVICES=0;HIP_VISIBLE_DEVICES=1")]
 )
-def test_the_variable_of_the_vendor_with_granted_files_counts(granted: str, own: str) -> None:
+def test_only_the_variable_of_the_vendor_with_granted_files_counts(granted: str, own: str) -> None:
     request = read(words(f"ROCR_VISIBLE_DEVICES=0 {CUDA}=1"), granted)
     assert request.task.visible == own
     assert len({request}) == 1  # by which the daemon keeps plans
 
 
-def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> None:
+def test_an_unbound_task_has_the_devices_of_its_step_or_else_its_job() -> None:
     for environ, granted in (
         ("SLURM_GPUS_ON_NODE=1", "2,3"),
         ("SLURM_GPUS_ON_NODE=2", "minor:0,minor:1"),
@@ -153,6 +155,6 @@ def test_a_variable_that_no_plan_reads_is_refused(texts: list[str], told: str) -
         "SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=1000000",
     ],
 )
-def test_more_ranks_than_a_node_has_are_refused(environ: str) -> None:
+def test_more_ranks_than_a_node_may_have_are_refused(environ: str) -> None:
     with pytest.raises(InvalidRequestError, match="the most is 256"):
         read(words(environ))

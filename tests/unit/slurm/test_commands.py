@@ -1,4 +1,4 @@
-"""What Slurm's commands print, and GPUs that differ from the printed lines."""
+"""The output of Slurm's commands, and GPUs that differ from the printed lines."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ PACKAGES = {0: "0-7,16-23", 1: "8-15,24-31"}
 
 
 def node(*gpu_nodes: int | None) -> Topology:
-    """Return that machine with a GPU on each of these nodes, /dev/nvidia0 and on."""
+    """Return that machine with a GPU on each of these nodes, from /dev/nvidia0 on."""
     topology = made(NODES, gpus=gpu_nodes, threads=2, packages=PACKAGES)
     return replace(topology, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in topology.gpus))
 
@@ -38,7 +38,7 @@ TWO_GPUS = node(0, 3)
 
 
 def slurmd(lines: str) -> SlurmdGres:
-    """Return what slurmd has of lines of gres.conf that it takes as they are."""
+    """Return slurmd's GPUs for lines of gres.conf that it accepts unchanged."""
     kept = [line for line in lines.splitlines() if line.strip() and not line.startswith("#")]
     return parse("\n".join(f"slurmd: Gres {line.split('gpu07 ')[-1]}" for line in kept))
 
@@ -66,12 +66,12 @@ def test_slurmd_s_gpus_are_compared_with_the_printed_lines(case: str) -> None:
 
 
 @pytest.mark.parametrize("topology", [node(None), machine("dgx-h100")])
-def test_an_unknown_numa_node_or_device_file_is_not_compared(topology: Topology) -> None:
+def test_gpus_with_an_unknown_numa_node_or_device_file_are_not_compared(topology: Topology) -> None:
     assert found(ZERO, topology) == []
 
 
 @given(machines(), st.sampled_from(["node", "socket"]), st.sampled_from([None, "gpu07"]))
-def test_printed_lines_have_no_differences(
+def test_the_printed_lines_differ_in_nothing_from_themselves(
     topology: Topology, scope: str, name: str | None
 ) -> None:
     text = "\n".join(GresConf(topology, scope).lines(name))
@@ -82,7 +82,7 @@ FIRST, LAST = frozenset(range(4)), frozenset(range(4, 8))
 
 
 @pytest.mark.parametrize("release", ["22.05", "26.05"])
-def test_the_gpus_of_each_release_are_read(release: str) -> None:
+def test_the_output_of_each_slurm_release_is_read(release: str) -> None:
     gres = parse((RECORDED / f"{release}.txt").read_text())
     assert gres.entries == (
         GresEntry("gpu", "a100", ("/dev/nvidia0",), FIRST, is_slice=False),
@@ -129,7 +129,7 @@ OTHERS = f"""\
     ],
     ids=["no key", "no word", "an extra line", "what is not about GPUs"],
 )
-def test_errors_about_gpus_are_kept_once(text: str, messages: tuple[str, ...]) -> None:
+def test_an_error_about_gpus_is_kept_once(text: str, messages: tuple[str, ...]) -> None:
     assert parse(text, is_complete=FATAL not in text and bool(text)).messages == messages
 
 

@@ -18,7 +18,7 @@ MI250X = (DATA / "golden/gres-mi250x.conf").read_text()  # of a node of LUMI
 
 
 def with_minors(topology: Topology, minors: Iterable[int]) -> Topology:
-    """Return a machine whose drivers tell the minors of its GPUs' device files."""
+    """Return a machine whose drivers report the minor numbers of its device files."""
     gpus = (
         replace(gpu, minor=minor, render_minor=minor)
         for gpu, minor in zip(topology.gpus, minors, strict=True)
@@ -40,7 +40,7 @@ def of_gpus(conf: GresConf) -> list[str]:
     return [line for line in conf.lines() if not line.startswith("#")]
 
 
-def test_a_node_of_lumi_has_these_lines() -> None:
+def test_the_lines_for_a_node_of_lumi() -> None:
     node = with_minors(machine("mi250x"), range(128, 136))
     assert GresConf(node).lines() == MI250X.splitlines()
     named = [f"NodeName=n1 {line}" for line in MI250X.splitlines() if line[0] != "#"]
@@ -84,11 +84,13 @@ BARREN = {0: "0-3", 1: "4-7", 2: ""}
         (made({**BARREN, 3: "8-9"}, [2], distances=[("2", "0-1", 20)]), "node", ["0-7"]),
     ],
 )
-def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None]) -> None:
+def test_cores_is_the_near_cores_of_each_gpu(
+    node: Topology, scope: str, cores: list[str | None]
+) -> None:
     assert cores_of(node, scope) == cores
 
 
-def test_settings_are_printed_only_where_nodes_are_not_packages() -> None:
+def test_settings_are_printed_only_if_numa_nodes_are_not_packages() -> None:
     a100 = machine("dgx-a100")
     h100 = GresConf(with_minors(machine("dgx-h100"), range(8)))
     for conf in h100, GresConf(a100, scope="socket"):
@@ -96,7 +98,7 @@ def test_settings_are_printed_only_where_nodes_are_not_packages() -> None:
         assert not any("slurm.conf" in line for line in conf.lines())
 
 
-def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> None:
+def test_a_gpu_whose_device_file_is_unknown_has_a_comment_instead_of_a_line() -> None:
     node = with_minors(machine("dgx-a100"), range(8))
     node = replace(node, gpus=(replace(node.gpus[0], minor=None), *node.gpus[1:]))
     conf = GresConf(node)
@@ -131,8 +133,8 @@ Gres= has no type  | gpu:2                 | None None
 nothing is known   |                       | None None
 """),
 )
-def test_the_types_of_gpus(gres: str, kinds: str) -> None:
-    """`?`: undecided, and the reason says so."""
+def test_the_type_of_each_gpu_is_the_option_s_or_slurmctld_s(gres: str, kinds: str) -> None:
+    """`?`: undecided, and the reason is given."""
     gpus = some_gpus(2)
     types = types_of(gpus, read_gres(gres) if gres else None)
     assert " ".join(f"{types.of.get(gpu.key, '?')}" for gpu in gpus) == kinds

@@ -83,7 +83,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def change(path: Path, **fields: object) -> None:
-    """Write some fields anew, and leave those out that are to be left out."""
+    """Change some fields of a document, and remove others."""
     data = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps({name: it for name, it in data.items() if it is not ...}))
 
@@ -97,7 +97,7 @@ def test_a_written_node_is_read_back(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o644  # all users may read it
 
 
-def test_a_node_file_without_a_switch_is_on(path: Path) -> None:
+def test_a_node_file_without_a_switch_means_on(path: Path) -> None:
     change(path, settings={"reserved_cpus": ""})
     assert read_node(path).switch == "on"
     change(path, settings={"reserved_cpus": "", "switch": "obsreve"})

@@ -1,4 +1,4 @@
-"""Questions that a plan asks of a machine: what is near to GPUs, and where a mask is."""
+"""Questions that a plan asks about a machine: what is near GPUs, and where a mask is."""
 
 import pickle
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def test_a_missing_distance_is_farthest() -> None:
         (None, [0, None], (0, None)),
     ],
 )
-def test_the_nearest_nodes(start: int | None, candidates: Nodes, nearest: Nodes) -> None:
+def test_the_nearest_nodes_are_found(start: int | None, candidates: Nodes, nearest: Nodes) -> None:
     assert ODD.nearest(start, candidates) == nearest
 
 
@@ -74,7 +74,9 @@ def test_the_nearest_nodes(start: int | None, candidates: Nodes, nearest: Nodes)
         (made({0: "0", 1: "1"}, memoryless=[0, 1]), 1, 1),
     ],
 )
-def test_a_home_node_s_memory(topology: Topology, home: int | None, node: int | None) -> None:
+def test_a_home_node_s_memory_is_its_own_or_the_nearest(
+    topology: Topology, home: int | None, node: int | None
+) -> None:
     assert topology.memory_node(home) == node
 
 
@@ -90,7 +92,7 @@ def test_a_home_node_s_memory(topology: Topology, home: int | None, node: int | 
         ("h0/GPU", "h1/NIC", None, "SYS"),
     ],
 )
-def test_how_near_a_nic_is_is_told_by_the_bridges_above_it(
+def test_the_bridges_above_a_nic_tell_how_near_it_is(
     gpu: str, nic: str, node: int | None, word: str
 ) -> None:
     one = Gpu(0, "nvidia", "GPU", 0, pci_path=tuple(gpu.split("/")))
@@ -145,7 +147,7 @@ DGX = machine("dgx-a100")
         pytest.param(DGX, "0-7", "0-255", "unpinned", id="DGX A100: half its nodes have no GPU"),
     ],
 )
-def test_placement(topology: Topology, gpus: str, mask: str, expected: str) -> None:
+def test_the_placement_of_a_mask(topology: Topology, gpus: str, mask: str, expected: str) -> None:
     near = vicinity(topology, [topology.gpus[index] for index in sorted(parse_list(gpus))])
     assert placement(topology, near, parse_list(mask)) == expected
 
@@ -165,7 +167,7 @@ def test_placement(topology: Topology, gpus: str, mask: str, expected: str) -> N
         pytest.param(THREE, "GPUs 0-1 are on nodes 0-1", "0-7", {0, 1}, {2}, id="several"),
     ],
 )
-def test_near_cpus_and_near_memory(
+def test_near_cpus_and_near_memory_of_gpus(
     topology: Topology, said: str, cpus: str, memory: set[int], far_memory: set[int]
 ) -> None:
     near = vicinity(topology, topology.gpus)
@@ -215,7 +217,7 @@ def parts(*places: str) -> Topology:
         ("aa", "a", {0: 0}),
     ],
 )
-def test_a_gpu_is_known_again_by_its_address_and_each_key_is_given_once(
+def test_a_gpu_is_recognized_by_its_address_and_each_key_is_given_once(
     before: str, now: str, keys: dict[int, int]
 ) -> None:
     def key(index: int) -> GpuKey:

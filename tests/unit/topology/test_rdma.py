@@ -1,4 +1,4 @@
-"""Which RDMA devices each GPU is given: by NCCL's published rule and `nvidia-smi topo -m`."""
+"""The RDMA devices of each GPU, by NCCL's published rule and `nvidia-smi topo -m`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_gpus_on_one_switch_share_its_devices_as_nccl_does(
 @pytest.mark.parametrize(
     ("bound", "expected"), [("", "b"), ("1", "b"), ("3", "ba"), ("all", "ba"), ("none", "")]
 )
-def test_a_request_may_bound_the_nearest(bound: str, expected: str) -> None:
+def test_a_request_may_limit_the_number_of_nearest_devices(bound: str, expected: str) -> None:
     near = [nic("a", "host/switch/nics"), nic("b", "host/switch/nics"), nic("far", "other")]
     both = made({0: "host/switch/gpus", 1: "host/switch/gpus"}, near)
     request = parameters.parse_request([("nics", bound)] if bound else [])
@@ -98,7 +98,7 @@ def test_idle_slow_virtual_and_bonded_devices_do_not_count(other: Nic, chosen: s
     assert first(made({0: "host/switch/gpus"}, [far, other, down])) == {0: [chosen]}
 
 
-def test_only_the_nearest_devices_are_named_the_fastest_first() -> None:
+def test_only_the_nearest_devices_are_named_and_the_fastest_come_first() -> None:
     nics = [nic("slow", "host/switch/nics", 200), nic("fast", "host/switch/nics", 400)]
     machine = made({0: "host/switch/gpus"}, [*nics, nic("faster", "host", 400)])
     assert first(machine) == {0: ["fast"]}

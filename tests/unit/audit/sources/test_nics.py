@@ -1,4 +1,4 @@
-"""Which choices of RDMA devices are mistakes: NCCL's and UCX's published rules are the standard."""
+"""Which choices of RDMA devices are mistakes, by the published rules of NCCL and UCX."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_a_variable_that_names_a_nic_of_another_node_is_a_finding(
     assert findings(0, **{variable: said}) == expected
 
 
-def test_the_open_devices_of_a_process_are_those_it_uses() -> None:
+def test_open_device_files_show_which_devices_a_process_uses() -> None:
     assert findings(0, "mlx5_0", "mlx5_9") == findings(0) == []
     (found,) = findings(0, "mlx5_9", "mlx5_10")
     assert found == (

@@ -40,7 +40,7 @@ def listed(index: int, *processes: NvmlProcess, error: str | None = None) -> Gpu
 
 
 def report(*processes: tuple[NvmlProcess, ...]) -> ProcessReport:
-    """Return what NVML says of three GPUs; the processes of each, as far as they are given."""
+    """Return NVML's report on three GPUs, with the processes of those that are given."""
     rest = ((),) * (len(NVIDIAS) - len(processes))
     gpus = (listed(index, *its) for index, its in enumerate((*processes, *rest)))
     return ProcessReport(tuple(gpus))
@@ -50,7 +50,7 @@ def of(pid: int, memory: int | None, mig: str | None = None, kind: str = "comput
     return NvmlProcess(pid, kind, memory, mig)
 
 
-def test_nvml_names_what_uses_which_gpu() -> None:
+def test_nvml_s_lists_name_the_processes_of_each_gpu() -> None:
     first = (
         *(of(1, 100), of(1, 100, kind="graphics"), of(2, None, kind="mps"), of(2, 100)),
         *(of(3, None), of(4, 1, "MIG-0"), of(4, 3, "MIG-1"), of(5, None, "MIG-1")),
@@ -69,7 +69,7 @@ def test_nvml_names_what_uses_which_gpu() -> None:
 IN_USE = of(7, 100)
 
 
-def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
+def test_a_doubtful_gpu_loses_only_its_own_answer() -> None:
     said = (
         replace(listed(0, IN_USE, error="GPU is lost"), is_lost=True, load=NvmlLoad(37, 1, 2)),
         replace(listed(2, of(8, 100)), index=1),  # the one before it is gone
@@ -94,7 +94,7 @@ def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
     assert hung == GpuHolders(unknown=unknown, lost=frozenset(unknown))
 
 
-def test_a_gpu_that_was_there_is_gone_until_it_is_back_or_another_driver_has_it(root: Path) -> None:
+def test_a_known_gpu_is_gone_until_it_is_back_or_bound_to_another_driver(root: Path) -> None:
     source = holders(root, Asked(*[report()] * 5))
     first, second, third = NVIDIAS
     one = replace(second, index=0)  # the first one is gone
@@ -145,7 +145,7 @@ def test_an_nvml_that_is_late_hangs_after_three_scans_in_a_row(root: Path) -> No
         ([(FIRST, GIB), (AMDS, GIB)], Holding(7, AMDS, GIB, beside=(FIRST,))),
     ],
 )
-def test_a_process_works_on_the_gpus_in_which_it_holds_a_quarter_of_the_most(
+def test_a_process_works_on_the_gpus_that_have_a_quarter_of_its_largest_memory(
     holdings: list[tuple[tuple[str, int]]], together: Holding
 ) -> None:
     first, none = Holding(6, FIRST, 1), Holding(0, FIRST, 9)  # pid 0 is no process
@@ -155,7 +155,7 @@ def test_a_process_works_on_the_gpus_in_which_it_holds_a_quarter_of_the_most(
 
 
 class Asked:
-    """NVML's asker, by a script; and a clock, by hand."""
+    """A script of NVML's answers; and a clock that a test sets."""
 
     def __init__(self, *reports: ProcessReport) -> None:
         self._reports = iter(reports)
@@ -174,7 +174,7 @@ class Asked:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return a machine on which NVIDIA's driver is loaded, and no process is to be seen."""
+    """Return a machine on which NVIDIA's driver is loaded, and no process is visible."""
     put(tmp_path / "driver/version", "NVRM version: 550.54.15")
     namespaces = tmp_path / "proc/self/ns"
     namespaces.mkdir(parents=True)
@@ -198,7 +198,7 @@ def unknown(why: str) -> GpuHolders:
     return GpuHolders(unknown={gpu.key: why for gpu in NVIDIAS}, asked=1000.0)
 
 
-def test_the_source_of_each_vendor_is_asked_at_a_recorded_time(root: Path) -> None:
+def test_each_vendor_s_source_is_asked_at_a_recorded_time(root: Path) -> None:
     amd = Gpu(0, "amd", "0000:21:00.0", numa_node=0, render_minor=128)
     npu = Gpu(0, "huawei", "0000:31:00.0", numa_node=0)
     kfd = root / "sys/class/kfd/kfd"
@@ -255,7 +255,7 @@ def sys(tmp_path: Path) -> Path:
 
 
 def process(sys: Path, pid: str, *memory: int | str, queues: tuple[int, ...] = ()) -> None:
-    """Write the files of a process: the memory that it holds in each GPU, its queues' GPUs."""
+    """Write the files of a process: its memory in each GPU, and the GPUs of its queues."""
     folder = sys / KFD / "proc" / pid
     put(folder / "pasid", 32770)
     (folder / "queues").mkdir()
@@ -337,7 +337,7 @@ class Machine:
             (folder / f"{number}").symlink_to(file)
 
     def scanner(self, step: float = 0.0) -> DeviceFileScanner:
-        """Return a scanner to which so many seconds pass between two looks at the clock."""
+        """Return a scanner for which so many seconds pass between two readings of the clock."""
         proc, sys, dev = map(os.fspath, (self.proc, self.sys, self.dev))
         return DeviceFileScanner(proc, sys, dev, clock=count(0.0, step).__next__)
 
@@ -354,7 +354,7 @@ def held(scanner: DeviceFileScanner) -> list[tuple[int, int]]:
     return sorted((it.pid, it.gpu[1]) for it in scanner.found(NPUS).holdings)
 
 
-def test_a_process_that_holds_a_gpus_file_by_its_number_is_found(machine: Machine) -> None:
+def test_a_process_that_has_a_gpu_s_device_number_open_is_found(machine: Machine) -> None:
     machine.holds(7, machine.dev / "davinci0")
     machine.holds(8, "/dev/null", FULL, RANDOM, "socket:[4711]")
     machine.holds(9, "/dev/zero", machine.dev / "davinci_manager")
@@ -368,7 +368,7 @@ def test_a_process_that_holds_a_gpus_file_by_its_number_is_found(machine: Machin
     assert (found.unknown, found.skipped) == ({}, 0)
 
 
-def test_sysfs_tells_which_file_is_whose_or_else_the_name_does(machine: Machine) -> None:
+def test_sysfs_tells_which_gpu_a_device_file_belongs_to_or_its_name_does(machine: Machine) -> None:
     folder = machine.sys / "dev/char"
     folder.mkdir(parents=True)
     at = "../../devices/pci0000:c0/0000:c0:01.0/0000:c1:00.0"
@@ -401,7 +401,7 @@ def test_the_holders_of_a_gpu_without_a_readable_file_are_unknown(machine: Machi
     assert all("run this as root" in why for why in found.unknown.values())
 
 
-def test_a_scan_that_takes_too_long_is_gone_on_with_the_next_time(machine: Machine) -> None:
+def test_a_scan_that_takes_too_long_is_continued_at_the_next(machine: Machine) -> None:
     for pid in (7, 8, 9):
         machine.holds(pid, FULL)
     scanner = machine.scanner(step=1.0)

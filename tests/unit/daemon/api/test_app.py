@@ -1,4 +1,4 @@
-"""What `GET /audit` answers, and to whom; a bug reaches a client as one line."""
+"""Answers of `GET /audit` by caller; a bug reaches a client as one line."""
 
 import asyncio
 import json
@@ -51,7 +51,9 @@ def peer(uid: int, *groups: int, pid: int = os.getpid()) -> Peer:
         (None, ADMINS, COUNTS),  # over TCP
     ],
 )
-def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: str) -> None:
+def test_which_callers_see_processes_and_which_see_counts(
+    peer: Peer | None, admin_group: int | None, sees: str
+) -> None:
     assert reader_of(peer, admin_group) == sees
 
 
@@ -75,7 +77,7 @@ def watcher(tmp_path: Path) -> TopologyWatcher:
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, True),
     ],
 )
-async def test_no_page_of_another_site_may_ask(
+async def test_pages_of_other_sites_may_not_send_requests(
     path: str, headers: dict[str, str], is_answered: bool, watcher: TopologyWatcher
 ) -> None:
     status, _ = await answered(watcher, path=path, headers=headers, peer=peer(0, 0))
@@ -96,7 +98,7 @@ async def answered(
     headers: Mapping[str, str] = MappingProxyType({}),
     peer: Peer | None = None,
 ) -> tuple[int, str]:
-    """Return the status and text of GET PATH?gpus=0 of a daemon's app, also where it raises."""
+    """Return the status and text of GET PATH?gpus=0 from a daemon's app, even if it raises."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:  # noqa: ANN401 - as ASGI has it
@@ -132,7 +134,7 @@ async def test_a_bug_is_a_500_of_one_line(
 
 
 @pytest.mark.parametrize("path", ["/plan", "/topology", "/topology.svg"])
-async def test_a_user_s_many_requests_delay_no_other_user_s(
+async def test_a_user_s_many_requests_do_not_delay_other_users(
     watcher: TopologyWatcher, path: str
 ) -> None:
     api = app_of(watcher)
@@ -148,7 +150,7 @@ async def test_a_user_s_many_requests_delay_no_other_user_s(
     assert answered_users.index(another) == MOST_IN_TURN + 1, answered_users
 
 
-async def test_a_plan_is_made_on_the_cpus_that_are_online_now(tmp_path: Path) -> None:
+async def test_a_plan_uses_the_cpus_that_are_online_at_the_request(tmp_path: Path) -> None:
     source = StandIn(tmp_path)
     watcher = TopologyWatcher(source, Settings(socket=f"{tmp_path}/s"))
     watcher.known = Node(source.topology)

@@ -1,4 +1,4 @@
-"""One request from its parts to its answer, and the answers that were given before."""
+"""From the parts of a request to its answer, and the replies that are kept."""
 
 import json
 import tracemalloc
@@ -40,7 +40,7 @@ def test_an_answer_depends_on_the_caller_and_the_format() -> None:
 
 
 @pytest.mark.parametrize("mode", ["node", "unique_contiguous"])
-def test_a_rank_gets_the_same_answer_whichever_rank_asked_before(mode: str) -> None:
+def test_a_rank_gets_the_same_answer_whichever_rank_asked_first(mode: str) -> None:
     queries = [f"gpus=0,1,0,5&mode={mode}&rank={rank}".encode() for rank in range(4)]
     alone = []
     for query in queries:
@@ -51,7 +51,7 @@ def test_a_rank_gets_the_same_answer_whichever_rank_asked_before(mode: str) -> N
         answer_to(A100, queries[0].replace(b"rank=0", b"rank=4"))
 
 
-def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset() -> None:
+def test_a_cpuset_parameter_may_exceed_the_mask_but_not_the_cpuset() -> None:
     wide = {"mode": "node", "gpus": "0", "mask": "48-49", "may_use": "48-55"}
     reply = ask(A100.topology, **wide, cpuset="0-63")
     assert (format_list(reply.allowed), reply.source) == ("48-55", "request")
@@ -76,7 +76,7 @@ def test_no_cpu_beyond_the_callers_cpuset_is_allowed(stated: str) -> None:
     assert all(rank.cpus <= parse_list("48-51") for rank in reply.plan.ranks)
 
 
-def test_where_the_cpuset_is_not_known_the_mask_is_no_bound() -> None:
+def test_if_the_cpuset_is_unknown_the_mask_is_no_limit() -> None:
     asked, caller = parse_request([("gpus", "0"), ("cpuset", "0-63")]), Caller(parse_list("48"))
     reply = answer(A100, asked, caller)
     assert (format_list(reply.allowed), reply.within) == ("0-63", None)
@@ -114,7 +114,7 @@ variables = st.tuples(st.sampled_from(sorted(READ)), greedy).map("=".join)
 @example({"ranks": "256"}, None, ["LOCAL_RANK=0", f"{CUDA}=0", "AFFINITYD_JOB_GPUS=0"])
 @example({}, None, [f"{name}=0-65535" for name in ("AFFINITYD_CPULIST", "AFFINITYD_ALLOWED")])
 @settings(phases=[Phase.explicit, Phase.generate])  # long values take minutes to shrink
-def test_no_query_makes_the_daemon_build_more_than_some_thousand_objects(
+def test_no_query_makes_the_daemon_build_more_than_a_few_thousand_objects(
     stated: dict[str, str], mode: str | None, variables: list[str]
 ) -> None:
     pairs = [*stated.items(), *(("env", variable) for variable in variables)]
@@ -138,7 +138,7 @@ def test_a_query_that_is_too_long_is_refused_unread() -> None:
     assert answer_to(A100, urlencode(slurm).encode())
 
 
-def test_remembered_replies_take_little_memory() -> None:
+def test_kept_replies_take_little_memory() -> None:
     everything = "&".join(
         f"env=AFFINITYD_{name}=0-8191" for name in ("SLICE", "ALLOWED", "CPULIST")
     )

@@ -35,7 +35,7 @@ def scanned(*audits: Audit, node: Node | None = None, job_series: int = 0) -> Me
 
 
 def samples(lines: list[str], name: str, gpu: str | None = None) -> dict[str, float]:
-    """Return a metric's samples, of one GPU: the values of the labels that tell them apart."""
+    """Return a metric's samples of one GPU: the values of the labels that distinguish them."""
     found = {}
     for line in lines:
         if row := re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line):
@@ -47,7 +47,7 @@ def samples(lines: list[str], name: str, gpu: str | None = None) -> dict[str, fl
 
 
 def held(far: int, *locked: str) -> HostMemory:
-    """Return 1000 bytes, of which so many per cent are far."""
+    """Return 1000 bytes of host memory, `far` per cent of them far."""
     drawn = {(ANONYMOUS, 0): 100 - far, (ANONYMOUS, 1): far}
     resident = ResidentMemory({ANONYMOUS: 1000}, drawn, dict.fromkeys(locked, 1))
     return HostMemory(resident, frozenset({0}), frozenset({1}), "local")
@@ -133,7 +133,7 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (NOWHERE, "0", "gpu_remote_cpu_seconds_total", {}),
     ],
 )
-def test_a_scan_has_these_metrics(
+def test_a_scan_is_described_by_these_metrics(
     audit: Audit, gpu: str | None, name: str, values: dict[str, float]
 ) -> None:
     assert samples(scraped(audit), name, gpu) == values
@@ -141,7 +141,7 @@ def test_a_scan_has_these_metrics(
     assert samples(scraped(before, audit), name, gpu) == values
 
 
-def test_refusals_of_plans_begin_at_0_so_that_a_rate_sees_the_first_ones() -> None:
+def test_refusals_of_plans_start_at_0_so_that_rate_sees_the_first_ones() -> None:
     plans = samples(told(Metrics(KnownNode(), lambda: None)), "plans_total")
     statuses = {str(error.status) for error in vars(errors).values() if is_refusal(error)}
     assert plans == {f"job,,,{status}": 0 for status in statuses - {"500"}}
@@ -151,7 +151,7 @@ def is_refusal(found: object) -> bool:
     return isinstance(found, type) and issubclass(found, errors.AffinityError)
 
 
-def test_a_scan_takes_until_its_documents_are_written() -> None:
+def test_the_duration_of_a_scan_includes_its_documents() -> None:
     long_ago = Audit(MACHINE, scan(seconds=0.25, boot=since_boot() - 5))
     assert samples(scraped(long_ago), "scan_duration_seconds")[""] >= 5
 
@@ -168,7 +168,7 @@ def test_before_the_first_scan_only_the_interval_has_a_sample() -> None:
     ("interval", "passed", "is_served"),
     [(15, 3, True), (15, 299, True), (15, 301, False), (200, 599, True), (200, 601, False)],
 )
-def test_the_metrics_of_a_scan_are_left_out_when_it_is_old_and_its_age_is_not(
+def test_metrics_of_an_old_scan_are_left_out_but_its_age_is_not(
     monkeypatch: pytest.MonkeyPatch, interval: float, passed: float, is_served: bool
 ) -> None:
     (result,) = scanned_by(FOUND)
@@ -248,7 +248,7 @@ TWO, THREE, FOUR = (Job("slurm", str(number)) for number in range(2, 5))
 
 
 def ran(boot: float, times: Mapping[Job, float]) -> Scan:
-    """Return a scan by which these jobs have used so many seconds more, half of them far away."""
+    """Return a scan since which these jobs used so many more seconds, half of them far away."""
     used = {pid: CpuTime(seconds, seconds / 2) for pid, seconds in enumerate(times.values())}
     return scan(*(process(pid, job=job) for pid, job in enumerate(times)), used=used, boot=boot)
 
@@ -269,7 +269,7 @@ def test_shared_counters_never_fall_when_jobs_end() -> None:
     assert (row.job, row.time) == (OTHERS, CpuTime(8, 4))
 
 
-def test_jobs_count_where_scans_are_as_far_apart_as_ended_jobs_are_kept() -> None:
+def test_jobs_count_even_if_scans_are_as_far_apart_as_ended_jobs_are_kept() -> None:
     series = JobSeries(1)
     for scans in range(3):
         rows = series.scanned(ran(1000 + scans * ENDED_JOBS_KEPT, {ONE: 1}))
@@ -323,7 +323,7 @@ def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
     } == expected
 
 
-def test_the_gpu_of_a_job_stays_its_own_when_its_index_changes() -> None:
+def test_a_job_keeps_its_gpu_when_the_gpu_s_index_changes() -> None:
     first, second = MACHINE.gpus
     swapped = replace(MACHINE, gpus=(replace(second, index=0), replace(first, index=1)))
     found = scan(FAR, boot=1000.0)
@@ -348,7 +348,7 @@ OF_DAEMON = process(job=ONE, cause="mask", placement="remote", is_daemon=True)
         ([[OF_DAEMON]], []),
     ],
 )
-def test_a_mismatch_of_a_job_has_a_beginning(
+def test_a_job_s_mismatch_has_a_start_time(
     scans: list[list[AuditedProcess] | None], since: list[float | None]
 ) -> None:
     series, rows = JobSeries(1), list[JobRow]()

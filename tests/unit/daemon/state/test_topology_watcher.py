@@ -1,6 +1,6 @@
 """When the node is read again, published and scanned.
 
-The machine and what scans it are stand-ins here: they hang and fail when told to. Files are real.
+Machine and scans are stand-ins, which hang and fail when told to. Files are real.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class StandIn(Machine):
 
 
 class Watched(StandIn):
-    """A stand-in, its watcher, and the file in which it is published."""
+    """A stand-in, its watcher, and the file that it publishes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -84,7 +84,7 @@ class Watched(StandIn):
 
 @asynccontextmanager
 async def watching(folder: Path) -> AsyncIterator[Watched]:
-    """Yield what is watched, from the first reading on."""
+    """Yield a watched stand-in, from the first reading on."""
     watched = Watched(folder)
     (folder / ".node.json.a1b2c3d4").write_text("{")  # of a daemon that was killed
     task = asyncio.create_task(watched.watcher.watch())
@@ -107,7 +107,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology_watcher, "DRIVER_CHECK_SECONDS", 0.02)
 
 
-async def test_a_reading_has_the_drivers_answers_and_a_difference_is_a_published_generation(
+async def test_a_reading_includes_drivers_answers_and_a_change_is_published_as_a_generation(
     tmp_path: Path,
 ) -> None:
     async with watching(tmp_path) as watched:
@@ -123,7 +123,7 @@ async def test_a_reading_has_the_drivers_answers_and_a_difference_is_a_published
         await watched.is_published(2)
 
 
-async def test_until_the_first_reading_the_file_that_fails_is_named(tmp_path: Path) -> None:
+async def test_until_the_first_reading_errors_name_the_file_that_fails(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     with pytest.raises(NotReadyError, match=r"^the machine has not been read yet; try again"):
         _ = watched.watcher.node
@@ -137,7 +137,7 @@ async def test_until_the_first_reading_the_file_that_fails_is_named(tmp_path: Pa
     task.cancel()
 
 
-async def test_a_difference_that_a_single_reading_has_does_not_count(tmp_path: Path) -> None:
+async def test_a_difference_in_only_one_reading_does_not_count(tmp_path: Path) -> None:
     async with watching(tmp_path) as watched:
         watched.passing = [FEWER]
         watched.watcher.want_reading()
@@ -146,8 +146,8 @@ async def test_a_difference_that_a_single_reading_has_does_not_count(tmp_path: P
         assert watched.watcher.node.generation == 1
 
 
-async def test_a_fact_that_differs_at_each_reading_is_taken_as_it_was_last(tmp_path: Path) -> None:
-    """As of a port that flaps."""
+async def test_a_fact_that_differs_at_each_reading_keeps_its_last_value(tmp_path: Path) -> None:
+    """Such as a flapping port."""
     other = replace(FEWER, name="other")
     async with watching(tmp_path) as watched:
         watched.passing = [other, FEWER, other, FEWER]
@@ -157,7 +157,7 @@ async def test_a_fact_that_differs_at_each_reading_is_taken_as_it_was_last(tmp_p
         assert (watched.watcher.node.topology, watched.asked) == (FEWER, 2)
 
 
-async def test_a_cpu_that_goes_is_read_by_one_request_and_does_not_wait_for_a_driver_that_hangs(
+async def test_cpus_that_go_offline_are_read_once_without_waiting_for_a_hanging_driver(
     tmp_path: Path,
 ) -> None:
     async with watching(tmp_path) as watched:
@@ -171,7 +171,7 @@ async def test_a_cpu_that_goes_is_read_by_one_request_and_does_not_wait_for_a_dr
         assert (watched.read_times, watched.watcher.node.generation) == (3, 2)
 
 
-async def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after_a_while(
+async def test_a_changed_driver_is_queried_and_a_silent_one_again_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watching(tmp_path) as watched:
@@ -186,7 +186,7 @@ async def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after
         await until(lambda: watched.asked > 2)
 
 
-async def test_a_user_who_names_unknown_mig_instances_delays_no_other_user_s(
+async def test_a_user_who_names_unknown_mig_instances_does_not_delay_other_users(
     tmp_path: Path,
 ) -> None:
     async with watching(tmp_path) as watched:
@@ -196,7 +196,7 @@ async def test_a_user_who_names_unknown_mig_instances_delays_no_other_user_s(
             assert watched.asked - before == readings
 
 
-async def test_scans_begin_after_the_first_reading_and_repeat_although_no_thread_starts() -> None:
+async def test_scans_start_after_the_first_reading_and_repeat_although_no_thread_starts() -> None:
     known, scans = KnownNode(), list[Topology]()
     scanning = asyncio.create_task(scan_regularly(scans.append, known, every=0.02))
     await asyncio.sleep(0.06)
