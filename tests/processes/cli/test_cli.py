@@ -1,4 +1,4 @@
-"""The commands, as a person runs them, and the programs that take a plan."""
+"""The commands, as a person runs them, and programs that accept a plan."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_without_a_daemon_a_plan_and_a_topology_are_the_daemon_s(tmp_path: Path,
         assert json.loads(out) == daemon.get("/topology").json["topology"]
 
 
-def test_a_switch_may_stand_alone_or_have_a_value(run: Run) -> None:
+def test_a_boolean_option_may_have_a_value(run: Run) -> None:
     for flags, values in (
         ("--strict", (True, True)),
         ("--balanced=no --strict no", (False, False)),
@@ -166,7 +166,7 @@ HERE = Topology(
     ("command", "format_name"),
     [("taskset -c", "cpulist"), ("taskset", "mask"), ("numactl", "numactl")],
 )
-def test_a_program_takes_a_plan(command: str, format_name: str, cpus: list[int]) -> None:
+def test_programs_accept_a_plan(command: str, format_name: str, cpus: list[int]) -> None:
     plan = render(ask(HERE, mode="node", cpuset=format_list(cpus)), format_name)
     run = f"{command} {plan.strip()} grep Cpus_allowed_list /proc/self/status".split()
     out = subprocess.run(run, check=True, capture_output=True, text=True).stdout
