@@ -103,8 +103,19 @@ def test_the_commands_of_the_chart_s_notes_work(site: Site) -> None:
     notes = site.cluster.run("helm get notes affinityd --namespace affinityd").splitlines()
     commands = [it.strip() for it in notes if it.startswith("    ")]
     (forward,) = (it for it in commands if it.endswith("&"))
+    others = [it for it in commands if it != forward]
     with site.running(forward), named(site.chart):
-        site.run(*(it for it in commands if it != forward))
+        site.run(*others)
+    site.run(f"kubectl label node {NODE} {LABEL.split('=')[0]}-")
+    eventually(lambda: not site.chart.pods(), "no node is chosen")
+    name, desired, *_ = (
+        site.run(next(it for it in others if "get daemonset" in it)).split("\n")[1].split()
+    )
+    assert (name, desired) == ("affinityd", "0"), "as the notes say"
+    site.run(
+        f"kubectl label node {NODE} {LABEL}",
+        "kubectl -n affinityd rollout status daemonset/affinityd",
+    )
 
 
 def test_the_audit_commands_work(site: Site) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.kubernetes import two_nodes
-from tests.e2e.kubernetes.cluster import ONE_CPU, SLEEPER, Cluster
+from tests.e2e.kubernetes.cluster import NODE, ONE_CPU, SLEEPER, Cluster
 from tests.e2e.kubernetes.placed import FOLDER, check, created, near, pods, prepared
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
@@ -163,6 +163,15 @@ def test_the_admission_policy_has_a_pod_placed(without_static: Cluster, standard
         assert made.now["status"]["qosClass"] == "Guaranteed"
 
 
+def test_a_drain_asks_only_for_what_the_page_says(without_static: Cluster) -> None:
+    (manifest,) = pods(without_static, "one-gpu")
+    drain = f"kubectl drain {NODE} --force --ignore-daemonsets --dry-run=server"
+    with created(without_static, manifest):
+        refused = without_static.shell(drain).stderr
+        assert "(use --delete-emptydir-data to override): default/one-gpu" in refused
+        assert "default/one-gpu" in without_static.run(f"{drain} --delete-emptydir-data")
+
+
 GPU = {"nvidia.com/gpu": "1"}
 SMALL = {"cpu": "150m", "memory": "96Mi"}
 
@@ -192,6 +201,8 @@ def test_the_admission_policy_does_not_change_pods_that_it_could_break(
 
     eventually(lambda: init_containers(asking()), "the policy is known, and a small pod has room")
     assert init_containers(asking(os={"name": "windows"})) == []
+    assert init_containers(asking(nodeSelector={"kubernetes.io/os": "windows"})) == []
+    assert init_containers(asking(nodeSelector={"kubernetes.io/os": "linux"})) != []
     assert init_containers(asking(resources={"limits": SMALL})) == []
     plain = {
         "name": "app",
