@@ -152,6 +152,17 @@ def test_a_mask_that_slurm_did_not_choose_stays(mask: str, variables: str, why: 
         answer(Node(topology_of("dgx-a100")), parse_query(pairs), caller)
 
 
+def test_a_wider_allotment_of_an_outer_step_widens_no_slice() -> None:
+    variables = "AFFINITYD_CPULIST=48-51 AFFINITYD_ALLOWED=48-63"
+    environ = {
+        **TASK_OF_TWO,
+        **words(f"{variables} SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000"),
+    }
+    pairs = [("cpuset", "48-51"), *(("env", f"{name}={text}") for name, text in environ.items())]
+    reply = answer(Node(topology_of("dgx-a100")), parse_query(pairs))
+    assert format_list(reply.cpus) == "48-51"
+
+
 def test_a_task_that_sees_more_gpus_than_its_step_has_stays() -> None:
     """It is unknown which of these GPUs are the step's."""
     described = f"job=0,2 note=no seen=0,1,2,3/0,1,2,3 {BOTH}"
