@@ -1,13 +1,13 @@
-# Sourced by slurm/task_prolog.sh and by a pod's run: they ask affinityd, and pin by its answer.
-# They pass variables on as they are: the daemon interprets them. The script sets the paths (proc, curl,
-# taskset, python; clean starts a tool), and has a switch and `leave REASON`, which ends it.
+# Sourced by slurm/task_prolog.sh and by a pod's run: asks affinityd for a plan, and pins by it.
+# Variables are sent unchanged: the daemon interprets them. The sourcing script sets paths (proc, curl,
+# taskset, python; clean starts a tool), has read the switch, and defines `leave REASON`, which exits.
 # shellcheck shell=sh disable=SC2034,SC2154 # variables of the scripts, and those that eval reads
 
 # Parameters that site and job may choose.
 plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITHREADING AFFINITYD_BALANCED
 AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
 observe='' granted='' job='' # other parameters, if known
-# Of an answer: those of which one leaves a task the GPUs that were chosen for it.
+# Variables of an answer; each restricts a task to the GPUs that were chosen for it.
 visible_variables='CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES ZE_AFFINITY_MASK'
 
 heed() { # WORD: switch, the least of its value and AFFINITYD=WORD
@@ -141,8 +141,8 @@ apply() { # PID: mask, which it then has
     "$taskset" -cp "$cpulist" "$1" >/dev/null || leave "CPUs $cpulist were refused"
     read_mask "$1" || leave "CPUs $cpulist could not be read back"
 }
-# Libraries that AFFINITYD_NICS names are told which RDMA devices are near the GPUs. What the user has
-# set stays; a value of an earlier pin is replaced.
+# Sets the variables of libraries that AFFINITYD_NICS names to the RDMA devices near the GPUs. A user's
+# value stays; the value of an earlier pin is replaced.
 nic_variables() ( # PREFIX: prints NAME=value after it, a line each
     case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,\ -]*) return ;; esac
     eval "$(former_nics)"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Prolog= of slurm.conf: notes the job's GPUs for task_prolog.sh, and checks whether affinityd answers.
-# It runs as root, on each node of a job, before its first task. Only here are the job's GPUs always
-# in the node's own numbering. It ends with 0, unless no daemon listens, none left socket or node.json,
-# and AFFINITYD_DRAIN=yes is in /etc/affinityd.conf: then Slurm drains the node. A job without GPUs needs neither note nor daemon.
+# It runs as root, on each node of a job, before its first task. Only a prolog always sees the job's GPUs
+# in the node's own numbering. Its exit status is 0, unless AFFINITYD_DRAIN=yes is in /etc/affinityd.conf, no daemon
+# listens, and none left a socket or node.json: then Slurm drains the node. A job without GPUs needs neither note nor daemon.
 
 gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
 case $gpus in '' | NoDevFiles | *[!A-Za-z0-9_.:,/-]*) exit 0 ;; esac # sh has not parsed the rest yet
@@ -31,7 +31,7 @@ printf 'gpus=%s\n' "$gpus" >"$note" ||
 leader=${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}
 [ "$leader" = "$SLURM_JOB_ID" ] || ln -sfn "$SLURM_JOB_ID" "$notes/$leader"
 
-# Off or observing, a node without a daemon loses no pin.
+# With off or observe, a node without a daemon loses no pin.
 site_AFFINITYD='' site_AFFINITYD_SOCKET='' site_AFFINITYD_DRAIN=''
 script=$(readlink -f "$0") # it may be a link in a folder of prologs
 fault="${script%/*}/pinning.sh cannot be read"
@@ -53,8 +53,8 @@ for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a que
 done
 say "no daemon is ready at $socket: tasks on this node are pinned by node.json, or not at all ($problem)"
 case $site_AFFINITYD_DRAIN in yes | true | 1 | on) ;; *) exit 0 ;; esac
-# A daemon that is late or not ready is one: only a node where nothing can pin tasks is drained.
-# One whose queue is full looks to curl as if none listened at its socket.
+# A late or unready daemon counts as present: a node is drained only if nothing there can pin tasks.
+# If the daemon's queue is full, curl fails as if no process listened at its socket.
 { [ "$status" != 7 ] || [ -S "$socket" ] || [ -f "${socket%/*}/node.json" ]; } && exit 0
 # Slurm drains the node for the status, and keeps this reason.
 timeout 2 scontrol update NodeName="${SLURMD_NODENAME-}" State=DRAIN Reason="affinityd: no daemon is ready at $socket"

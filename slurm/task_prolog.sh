@@ -1,9 +1,9 @@
 #!/bin/sh
 # affinityd 0.2.0
 # TaskProlog= of slurm.conf: pins a task near its GPUs, as this node's affinityd says.
-# It runs as the user, beside the task, before the program. Slurm reads what it prints, on stderr too,
-# and kills the task if it fails: so it prints `export`, `unset` and `print` lines alone, and ends with 0
-# within a second. After any error the task stays as Slurm made it, and AFFINITYD_UNPINNED says why.
+# It runs as the user, beside the task, before the program. Slurm reads its output, on stderr too, and
+# kills the task if it fails: so it prints only `export`, `unset` and `print` lines, and exits with 0
+# within a second. After any error the task stays where Slurm put it, and AFFINITYD_UNPINNED says why.
 # shellcheck disable=SC1090,SC2034,SC2086,SC2154 # a file that is sourced, variables that eval sets, words
 
 set +e +f +u +v +x
@@ -15,16 +15,16 @@ for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA GPUS PINNED
     eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
 done
 shared_file=${0%/*}/pinning.sh
-# Its NICs, too: this may be another node, where a library fails that is told to use no others.
+# Its NICs, too: this may be another node, where a library fails if restricted to NICs that do not exist.
 if [ -n "${AFFINITYD_RDMA-}" ] && [ -r "$shared_file" ]; then
     . "$shared_file"
     former_nics
 fi
 
-# A task without GPUs is left here: sh has not parsed the rest yet, which would take longer.
+# A task without GPUs ends here: sh has not parsed the rest yet, which would take longer.
 step_gpus=${SLURM_GPUS_ON_NODE-}
 case ${CUDA_VISIBLE_DEVICES-${ROCR_VISIBLE_DEVICES:-${step_gpus#0}}} in '' | NoDevFiles) exit 0 ;; esac
-# The environment of the submitting shell can name GPUs on a node without.
+# The submitting shell's environment can name GPUs on a node without GPUs.
 found=${AFFINITYD_SOCKET-}
 for file in "$run" /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager /dev/dri/renderD* /dev/accel/accel*; do
     [ ! -e "$file" ] || found=$file
@@ -96,7 +96,7 @@ passed="CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_MPS_PIPE_DIRECTORY ROCR_VISI
     SLURM_CPUS_ON_NODE"
 [ -z "$AFFINITYD_CHOOSE_GPU" ] || passed="$passed AFFINITYD_CHOOSE_GPU" # of a daemon of an earlier release unread
 [ -z "$AFFINITYD_GPU_ORDER" ] || passed="$passed AFFINITYD_GPU_ORDER"
-# What Slurm, or the user, bound in a step; a batch script inherits that of the shell it was sent from.
+# Bindings by Slurm or the user, in a step; a batch script inherits those of the submitting shell.
 [ -z "${SLURM_STEP_ID-}" ] || passed="$passed SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SLURM_MEM_BIND_TYPE
     SLURM_TRES_BIND SLURM_STEP_TASKS_PER_NODE SLURM_NODEID"
 # Both tries end within 0.9 s: the daemon may be busy with other users' requests.
@@ -129,7 +129,7 @@ remote,* | mixed,*)
     few="$few; Slurm gave it far CPUs: --gpu-bind=closest, -c, or Cores= with --gres-flags=enforce-binding"
     ;;
 esac
-# Variables by which another binder undoes the pin, each with the one that ends that (request/environment.py).
+# Variables by which another binder undoes the pin, each with the one that prevents it (request/environment.py).
 second=''
 for row in GOMP_CPU_AFFINITY:OMP_PROC_BIND=false OMP_PROC_BIND:OMP_PROC_BIND=false OMP_PLACES:OMP_PROC_BIND=false \
     KMP_AFFINITY:KMP_AFFINITY=none ACCELERATE_CPU_AFFINITY:ACCELERATE_CPU_AFFINITY=0 \
