@@ -163,7 +163,7 @@ def pod_remedy(near: Vicinity, given: ContainerResources | None) -> str:
         # Source: Kubernetes pkg/kubelet/cm/topologymanager.
         return (
             "kubelet aligns no CPUs with devices by DRA: claim CPUs by DRA too, with a constraint "
-            "matchAttribute that both drivers have"
+            "matchAttribute on an attribute that both drivers publish"
         )
     policy = "restricted" if len(near.nodes) > 1 else "single-numa-node (or restricted)"
     advice = [f"set kubelet's topologyManagerPolicy: {policy}"]

@@ -87,7 +87,7 @@ def remedy(waits: Waits, scheduler: str | None, bound_by: str | None = None) -> 
     if cause == OWN_THREADS and waits.is_bound_to_one:
         bound = f"its threads are all bound to {several('CPU', waits.cpus)}"
         if bound_by is None:
-            return f"{bound}, though it may use others: affinityd why says by what"
+            return f"{bound}, though it may use others: affinityd why says what bound them"
         return f"{bound} by {bound_by}, though it may use others: remove that binding"
     if cause == OWN_THREADS:
         return (

@@ -15,7 +15,7 @@ TO_PIN = (
     "the daemon changes no running process; affinityd audit names the processes that run far from "
     "their GPUs, and affinityd pin --tree PID pins one"
 )
-SWITCHES_REMEDY = "docs/exec.md has the switch of each binder"
+SWITCHES_REMEDY = "docs/exec.md says how to switch off each binder"
 #: Words after `affinityd` → what to use instead.
 REMOVED_COMMANDS: Mapping[str, str] = {
     "enforce": TO_PIN,

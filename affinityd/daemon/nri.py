@@ -159,8 +159,8 @@ class NriPlugin:
         )
         requests = CounterMetricFamily(
             "affinityd_nri_requests_total",
-            "Containers that the runtime told of at their creation, or resize, by outcome and by "
-            "the locality of their CPUs.",
+            "Containers that the runtime announced when created or resized, by outcome and by the "
+            "locality of their CPUs.",
             labels=("outcome", "locality"),
         )
         _add_counts(requests, get_args(Outcome), self.outcomes)

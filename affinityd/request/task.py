@@ -234,7 +234,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     of_daemon = None if task.mps == env.MPS_UNKNOWN else read_visible(task.mps, seen)
     # If the list does not fit the devices that this process sees, it counts other devices.
     if of_daemon is None or (task.mps is not None and (of_daemon.cut or not of_daemon.by_index)):
-        why = f"{env.MPS_PIPE}: the list of its MPS daemon cannot be read, by which CUDA counts"
+        why = f"{env.MPS_PIPE}: its MPS daemon's list, by which CUDA counts, cannot be read"
         gpus = frozenset(device.gpu.key for device in seen.by_index.values())
         seen = seen._replace(doubt=Doubt(f"{why}; name the GPU by its UUID", gpus))
     else:

@@ -125,7 +125,7 @@ class LocalSlurm:
             if node.gres != first.gres:
                 raise InvalidRequestError(
                     f"{first.name} has {gres_of(first.gres)}, and {node.name} has "
-                    f"{gres_of(node.gres)}; lines for both cannot be equal: name nodes that are"
+                    f"{gres_of(node.gres)}; lines for both cannot be equal: name equal nodes"
                 )
         return first.gres
 

@@ -135,7 +135,7 @@ def from_document(document: TopologyDocument) -> Topology:
             )
         if core.numa_node not in numbers:
             raise ValueError(
-                f"topology.nodes has no number {core.numa_node}, which CPU {cpus[0]} is on"
+                f"topology.nodes has no node {core.numa_node}, the node of CPU {cpus[0]}"
             )
         is_slow = bool(core.is_slow)
         cores.append(Core(cpus, core.numa_node, core.package, core.die, core.llc, is_slow))

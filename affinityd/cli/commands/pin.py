@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     if isolated:
         say(
             f"affinityd pin: isolated (isolcpus=): {several('CPU', isolated)}; a thread "
-            "stays on the one where it begins; --cpus LIST names others"
+            "stays on the CPU where it starts; --cpus LIST names others"
         )
     targets = pin_targets(process, cpus, own, force=arguments.force)
     pinned = pin_threads(targets, dry_run=arguments.dry_run)

@@ -72,7 +72,7 @@ def _node_metrics(node: Node) -> Iterator[Metric]:
     yield by_vendor
     yield GaugeMetricFamily(
         "affinityd_topology_generation",
-        "Grows by one each time the topology was read again and differed.",
+        "Grows by one each time a new reading of the topology differs.",
         node.generation,
     )
     nodes = GaugeMetricFamily(
@@ -137,7 +137,7 @@ class Metrics:
         )
         self.refused_connections = Counter(
             "affinityd_refused_connections",
-            "Connections closed for a new one of a user who had as many as one user may have.",
+            "Connections closed for a new one because their user had too many.",
             registry=registry,
         )
         build = {"version": __version__}

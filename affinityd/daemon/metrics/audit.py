@@ -162,8 +162,8 @@ def _gpu_metrics(scan: Scan, gpus: Sequence[AuditGpuDocument]) -> Iterator[Metri
     )
     wait_seconds = CounterMetricFamily(
         "affinityd_gpu_wait_seconds_total",
-        "How long threads of the processes that use the GPU, and of their descendants, could run "
-        "and did not: the kernel's run delay. Short-lived threads are not counted.",
+        "How long threads of the processes that use the GPU, and of their descendants, were "
+        "runnable and did not run: the kernel's run delay. Short-lived threads are not counted.",
         labels=GPU_LABELS,
     )
     waiting = GaugeMetricFamily(
@@ -189,7 +189,7 @@ def _gpu_metrics(scan: Scan, gpus: Sequence[AuditGpuDocument]) -> Iterator[Metri
     )
     lost = GaugeMetricFamily(
         "affinityd_gpu_lost",
-        "1 if the GPU is lost or hangs, or was there and is not any more, else 0.",
+        "1 if the GPU is lost or hangs, or is no longer there, else 0.",
         labels=GPU_LABELS,
     )
     since = GaugeMetricFamily(
@@ -285,7 +285,7 @@ def _job_metrics(gpus: Sequence[AuditGpuDocument], jobs: Iterable[JobRow]) -> It
     )
     of_gpu = GaugeMetricFamily(
         "affinityd_job_gpu",
-        "1 for each GPU that a job uses: by this an alert or a panel on a GPU names its job.",
+        "1 for each GPU that a job uses, so that an alert or panel about a GPU can name its job.",
         labels=(*GPU_LABELS, *labels),
     )
     for row in jobs:

@@ -76,7 +76,7 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
             "remove them from nohz_full= on the kernel's command line",
             gpus,
         )
-    yield ok("ranks are given no CPU of isolcpus= or nohz_full=")
+    yield ok("ranks get no CPU of isolcpus= or nohz_full=")
 
 
 def nvml(facts: NodeFacts) -> CheckResults:

@@ -27,7 +27,7 @@ SMT_OFF = {**OF_NODE_0, f"{CPU}/smt/control": "off"}
 SMT_4 = {**OF_NODE_0, f"{CPU}/smt/control": "4"}  # threads of each core, as on POWER
 
 ALL_ONLINE = "ok: every CPU near a GPU is online"
-NONE_ISOLATED = "ok: ranks are given no CPU of isolcpus="
+NONE_ISOLATED = "ok: ranks get no CPU of isolcpus="
 NO_TICKS = "nohz_full= has CPUs 3-4 near GPUs 0-1"
 
 

@@ -64,7 +64,7 @@ CORES = to_json(machine("laptop"))["cores"]
     [
         ({"name": 3}, ".name is 3, not a string"),
         ({"cores": [{**CORES[0], "cpulist": ""}]}, ".cores[0].cpulist is empty; a core has at l"),
-        ({"nodes": []}, ".nodes has no number 0, which CPU 0 is on"),
+        ({"nodes": []}, ".nodes has no node 0, the node of CPU 0"),
     ],
 )
 def test_a_malformed_document_is_refused_in_one_line(change: dict[str, Any], said: str) -> None:
