@@ -30,7 +30,7 @@ class Verification:
     memory: HostMemory | None = None
     least: int = LEAST  #: bytes below which far memory does not count
     is_self: bool = False  #: it is this command itself, which ends now: no pin helps
-    doubt: str = ""  #: why it may use other GPUs than those it was judged by
+    doubt: str = ""  #: why it may use other GPUs than assumed here
     remark: str = ""  #: remark that its environment and the driver name different GPUs
     far_nics: tuple[str, ...] = ()  #: sentences about RDMA devices far from the GPUs
     remedy: str = ""  #: for the threads that may run far away

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print where the process runs; 0: near its GPUs; 1: not all of it; 2: unknown, or no plan."""
     if arguments.machine is not None:
         raise InvalidRequestError(
-            "--machine: processes are of this machine; those of a demo are shown by "
+            "--machine: verify judges processes of this machine; a demo's are shown by "
             "affinityd audit --machine dgx-a100-busy"
         )
     process = target.living(arguments.pid or os.getpid())

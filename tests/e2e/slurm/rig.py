@@ -1,8 +1,8 @@
 """A real Slurm on this machine: munged, slurmctld and a slurmd for each node, with fake GPUs.
 
-Nothing under /etc or /dev is touched, and no port is one that a real Slurm would take: each slurmd
-and its tasks live in a mount namespace, whose /dev has a device file for each GPU that no driver
-serves. Slurm asks for no more.
+Nothing under /etc or /dev is changed, and no port of a real Slurm is used: each slurmd and its
+tasks run in a mount namespace. Its /dev has a device file for each GPU, without a driver: Slurm
+needs only the file.
 """
 
 import fcntl

@@ -103,7 +103,7 @@ def test_a_job_without_gpus_is_shown_with_its_cpus(
     assert cpus in [frozenset(core.cpus) for core in topology.cores]
 
 
-def test_each_component_of_a_heterogeneous_job_has_the_note_of_its_own_gpus(
+def test_the_note_of_each_heterogeneous_job_component_names_its_own_gpus(
     tiny_daemon: Daemon, tmp_path: Path, release: str
 ) -> None:
     """Each runs on a node of its own, and the tasks of both have the job number of the first."""
