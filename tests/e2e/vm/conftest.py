@@ -7,6 +7,7 @@ import pytest
 
 from tests.e2e.slurm.rig import root_of
 from tests.e2e.vm import hardware, two_nodes
+from tests.e2e.vm.kubelet_root import CONTROL_PLANE, NETWORK, kubelet_root
 from tests.e2e.vm.machine import PATIENCE, boot
 
 Document = dict[str, Any]
@@ -32,6 +33,11 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Return the report of the script for these tests: guest_apply for test_apply."""
     name = request.path.stem.removeprefix("test_")
     folder = tmp_path_factory.mktemp("vm")
+    if name == "kubelet":
+        root = kubelet_root()
+        control = (*CONTROL_PLANE, root, folder)
+        machine = [*two_nodes.options(), *NETWORK]
+        return boot(folder, name, machine, root, before=control, patience=1800)
     if name == "slices":
         return boot(folder, name, two_nodes.options(), root_of("24.11"))
     return boot(folder, name, hardware.options())

@@ -38,9 +38,10 @@ def image() -> Path:
 
 
 def requirements(pyproject: str) -> list[str]:
-    """Return the daemon's requirements besides the standard library, as words for the recipe."""
+    """Return what the daemon and the suite `kubernetes` require, as words for the recipe."""
     extra = re.search(r"^daemon = \[\n(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
     names = re.findall(r'^ *"(.*?)"', extra[1] if extra else "", re.MULTILINE)
+    names += re.findall(r'^kubernetes = \["(.*?)"\]', pyproject, re.MULTILINE)
     return [requirement.replace(" ", "") for requirement in names]
 
 

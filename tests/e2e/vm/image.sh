@@ -21,13 +21,14 @@ packages_and_indices='
 mmdebstrap --quiet --variant=extract --format=tar \
     --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
     --include=linux-image-amd64,kmod,mount,iproute2,dash,coreutils \
-    --include=python3-minimal,libpython3-stdlib,util-linux,numactl \
+    --include=python3-minimal,libpython3-stdlib,libstdc++6,util-linux,numactl \
     --include=curl,sed,grep,mawk,findutils \
     --dpkgopt='path-exclude=/usr/share/*' \
     --dpkgopt='path-exclude=/lib/udev/*' \
     --dpkgopt='path-exclude=/lib/modules/*/kernel/*' \
     --dpkgopt='path-include=/lib/modules/*/kernel/fs/overlayfs/*' \
     --dpkgopt='path-include=/lib/modules/*/kernel/drivers/block/brd.ko' \
+    --dpkgopt='path-include=/lib/modules/*/kernel/drivers/net/ethernet/intel/e1000/*' \
     --extract-hook="$packages_and_indices" \
     bookworm "$folder/root.tar"
 

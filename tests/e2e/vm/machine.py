@@ -29,10 +29,14 @@ CARRIED = (
         for name in ("rig.py", "slurm.conf.in", "namespace.sh", "layered.sh")
     ),
     *(f"tests/support/{name}.py" for name in ("daemons", "nri", "paths")),
+    "tests/e2e/kubernetes/kubelet_plugins.py",
 )
 
 #: What it does without of another Debian.
-UNUSED = ("./usr/share", "./var/lib/dpkg", "./usr/lib/python3*", "./usr/bin/python3*")
+UNUSED = (
+    *("./usr/share", "./var/lib/dpkg", "./usr/lib/python3*", "./usr/bin/python3*"),
+    *("./usr/bin/etcd*", "./usr/bin/kubectl"),
+)
 
 #: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
 OFFLINE_AT_BOOT = hardware.CPUS - 1
@@ -44,23 +48,31 @@ KERNEL_PARAMETERS = (
 )
 
 
-def boot(folder: Path, name: str, machine: Sequence[str], release: Path | None = None) -> Document:
+def boot(
+    folder: Path,
+    name: str,
+    machine: Sequence[str],
+    release: Path | None = None,
+    *,
+    before: Sequence[str | Path] = (),
+    patience: int = PATIENCE,
+) -> Document:
     """Boot the machine, with a folder for its input and output; return the report of guest_NAME.
 
     `machine` is the hardware, in QEMU's options; `release` is the root of another Debian, in
-    /release.
+    /release; `before` is a command that runs QEMU's.
     """
     made = image()
     ramdisk, console, report = (folder / name for name in ("ramdisk", "console", "report"))
     _write_ramdisk(ramdisk, made / ROOT, folder / "carried", release)
     parameters = f"{KERNEL_PARAMETERS} GUEST={name}"  # the kernel hands it to init
     command = [
-        *(QEMU, *machine, "-no-reboot"),
+        *(*before, QEMU, *machine, "-no-reboot"),
         *("-kernel", f"{made / KERNEL}", "-initrd", f"{ramdisk}", "-append", parameters),
         *("-serial", f"file:{console}", "-serial", f"file:{report}"),
     ]
     try:
-        ended = ran(*command, timeout=PATIENCE)
+        ended = ran(*command, timeout=patience)
     finally:
         ramdisk.unlink()  # it is large; the rest is kept to be looked at
     lines = report.read_text().splitlines() if report.exists() else []

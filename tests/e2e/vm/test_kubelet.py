@@ -1,0 +1,72 @@
+"""A real kubelet and containerd on cgroup v2, by systemd: 32 CPUs, two NUMA nodes, eight GPUs."""
+
+import pytest
+
+from affinityd.cpuset import parse_list
+from tests.e2e.vm.inside import Document
+from tests.e2e.vm.two_nodes import GPU_NODES, cpus_of
+
+LEFT = (
+    "info: container default/beside/main: its CPUs stay until it starts again: "
+    "its spec lists no device file of its GPU"
+)
+
+
+@pytest.mark.parametrize("moment", ["synchronized", "again"])
+def test_a_container_whose_gpu_is_beside_its_spec_is_left_and_keeps_it(
+    seen: Document, moment: str
+) -> None:
+    assert seen["not let in"] == "EPERM"
+    assert seen["let in"] == "ENXIO", "it may open it, and no driver answers"
+    beside = seen[moment]["beside"]
+    assert (beside["opens"], beside["cpus"]) == ("ENXIO", "0-31")
+    assert seen[moment]["states"]["left"] == "1"
+    assert seen[moment]["log"].count(LEFT) == 1
+
+
+def test_systemd_takes_the_gpu_that_is_beside_the_spec_and_no_other(seen: Document) -> None:
+    """As the page says: it is the change that affinityd must not make."""
+    reloaded = seen["reloaded"]
+    assert reloaded["beside"]["opens"] == "EPERM"
+    assert [reloaded[name]["opens"] for name in ("early", "one", "two")] == ["ENXIO"] * 3
+
+
+def test_pods_run_near_their_gpus(seen: Document) -> None:
+    """`early` started without the daemon, and was placed while it ran."""
+    assert seen["synchronized"]["states"] == {"pinned": "1", "left": "1"}
+    assert seen["again"]["states"] == {"pinned": "3", "left": "1"}
+    pods = [seen["again"][name] for name in ("early", "one", "two")]
+    assert sorted(pod["gpu"] for pod in pods) == [0, 1, 4]
+    for pod in [seen["synchronized"]["early"], *seen["created"].values(), *pods]:
+        if isinstance(pod, dict) and "gpu" in pod:
+            assert pod["cpus"] == cpus_of(GPU_NODES[pod["gpu"]])
+            assert pod["opens"] == "ENXIO"
+    told = seen["created"]["one"]["told"]
+    assert told["AFFINITYD_CPULIST"] == seen["created"]["one"]["cpus"]
+    assert told["AFFINITYD_LOCALITY"] == "local"
+    assert seen["synchronized"]["early"]["told"] == {}
+
+
+def test_a_resized_pod_is_placed_again_and_a_limit_is_seen_outside_its_namespace(
+    seen: Document,
+) -> None:
+    """16 CPUs are near, and `exec` takes a thread a core of these: 8."""
+    assert seen["threads of 4"] == {"status": 0, "stdout": f"{near(seen)} 4\n", "stderr": ""}
+    assert seen["resized"]["one"]["cpus"] == "0-31"
+    assert seen["resized"]["one"]["opens"] == "ENXIO"
+    assert seen["threads of 20"] == {"status": 0, "stdout": f"{near(seen)} 8\n", "stderr": ""}
+
+
+def near(seen: Document) -> str:
+    return cpus_of(GPU_NODES[seen["created"]["one"]["gpu"]])
+
+
+def test_a_pod_keeps_its_exclusive_cpus_and_is_planned_within_them(seen: Document) -> None:
+    own = seen["static"]["own"]
+    assert len(parse_list(own["cpus"])) == 4
+    assert own["opens"] == "ENXIO"
+    assert seen["static"]["states"] == {"kept": "1"}
+    planned, threads = seen["planned"]["stdout"].split()
+    assert (planned, threads) == (own["cpus"], "2"), "a thread a core"
+    assert own["told"].keys() >= {"AFFINITYD_NODES", "AFFINITYD_JOB_CPUS"}
+    assert "AFFINITYD_CPULIST" not in own["told"]
