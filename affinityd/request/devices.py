@@ -62,7 +62,7 @@ class VisibleDevices(NamedTuple):
     cut: str | None = None  #: the variable whose list ends early, and where it ends
 
 
-#: The name by which a request names a device, or would name it, and the device.
+#: A device, after the name by which a request names it or could name it.
 Entry = tuple[str, ComputeDevice]
 
 

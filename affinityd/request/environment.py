@@ -33,7 +33,7 @@ BUS_ORDER = "PCI_BUS_ID"
 #: Each vendor's visible-device variables. ROCR's filters first, then HIP's indexes what is left.
 VISIBLE = {"nvidia": (CUDA,), "amd": (ROCR, HIP), "huawei": (ASCEND,), "8086": (ZE_MASK,)}
 VISIBLE_NAMES = tuple(chain.from_iterable(VISIBLE.values()))
-MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"  #: a client of the MPS daemon has the daemon's folder in it
+MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"  #: the MPS daemon's folder, set for its clients
 MPS_LIST = "AFFINITYD_MPS_DEVICES"  #: CUDA_VISIBLE_DEVICES of the MPS daemon
 MPS_UNKNOWN = "unknown"  #: the MPS daemon belongs to another user
 #: Vendors' variables that choose devices, maybe by number, in an order that affinityd does not

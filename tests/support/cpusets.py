@@ -26,7 +26,7 @@ def step_parts(job: int) -> tuple[str, ...]:
 
 @contextmanager
 def cgroup(*parts: str, cpus: str | None = None) -> Iterator[Path]:
-    """Make a cgroup with these CPUs, or with all; its processes must end before the block."""
+    """Make a cgroup with these CPUs, or with all; its processes must end before the block ends."""
     made = [HIERARCHY.joinpath(*parts[: number + 1]) for number in range(len(parts))]
     ours = [folder for folder in made if not folder.exists()]
     for folder in ours:

@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; 0. Raises TargetError for a process that cannot be measured."""
+    """Measure, print and return 0. Raises TargetError for a process that cannot be measured."""
     process = target.living(arguments.pid)
     if thread_time(process.number, process.number) is None:
         raise TargetError(UNCOUNTED)

@@ -249,7 +249,7 @@ def adjust(
 
 
 def _memory_nodes(node: Node, gpus: Iterable[Gpu]) -> CpuSet:
-    """Return the NUMA nodes near the GPUs whose memory programs on their CPUs use."""
+    """Return the near NUMA nodes from which programs on the GPUs' near CPUs take memory."""
     nodes = set()
     for gpu in gpus:
         for near in near_nodes(node.topology, gpu):

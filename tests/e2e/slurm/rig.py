@@ -81,7 +81,7 @@ class Slurm:
     inside: Sequence[str] = (NSENTER,)  #: has a command run where this Slurm is
 
     def command(self, *words: str) -> list[str]:
-        """Return the command that runs a command of this Slurm as the user."""
+        """Return the words that run one of this Slurm's commands as the user."""
         if self.user is None:
             return [*self.inside, *words]
         who = pwd.getpwnam(self.user)  # Debian's numbers are the same in every release

@@ -93,7 +93,7 @@ seccompProfile:
 {{- .Values.runtimeClassName | default (ternary .Values.audit.runtimeClassName "" .Values.audit.enabled) }}
 {{- end }}
 
-{{- /* Seconds, or off; empty: the daemon's default. Without the node's pids a scan finds nothing. */}}
+{{- /* The scan interval: seconds; empty: the daemon's default; off without the node's pids, as a scan would find nothing. */}}
 {{- define "affinityd.scanInterval" -}}
 {{- $chosen := .Values.settings.scanInterval }}
 {{- if or (not .Values.audit.enabled) (kindIs "bool" $chosen) }}off{{ else if $chosen }}{{ $chosen }}{{ end }}
