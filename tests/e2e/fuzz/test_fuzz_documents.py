@@ -72,9 +72,7 @@ DOCUMENTS: dict[str, tuple[object, Callable[[str], object]]] = {
 @pytest.mark.parametrize("name", DOCUMENTS)
 @given(data=st.data())
 @MANY
-def test_a_document_with_arbitrary_content_is_read_or_refused(
-    name: str, data: st.DataObject
-) -> None:
+def test_a_document_of_arbitrary_content_is_read_or_refused(name: str, data: st.DataObject) -> None:
     whole, read = DOCUMENTS[name]
     assert read_or_refused(lambda: read(json.dumps(whole))) is None
     text = data.draw(mutants(whole))

@@ -123,9 +123,7 @@ print(connection.getresponse().read().decode())
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_a_tenant_s_pod_sees_only_counts_of_another_with_the_same_uid(
-    chart: Chart, uid: int
-) -> None:
+def test_a_tenant_s_pod_sees_only_counts_of_another_of_its_uid(chart: Chart, uid: int) -> None:
     cluster = chart.cluster
     socket = cluster.root / "run/affinityd/affinityd.sock"
     mount = {"name": "socket", "mountPath": "/run/affinityd"}

@@ -131,7 +131,7 @@ def test_a_container_started_without_the_daemon_is_placed_and_placed_again_when_
         eventually(lambda: node.samples("nri_containers", "state") == none, "they are forgotten")
 
 
-def test_a_missed_container_is_placed_when_kubelet_answers(
+def test_a_missed_container_is_placed_once_kubelet_answers(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """It is privileged, and has every device file: only kubelet knows its GPU."""

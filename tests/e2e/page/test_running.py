@@ -73,9 +73,7 @@ def test_a_user_sees_far_processes(
 
 
 @pytest.mark.usefixtures("pid")
-def test_over_tcp_only_counts_are_shown(
-    node: ScanningNode, port: int, context: BrowserContext
-) -> None:
+def test_tcp_clients_see_counts(node: ScanningNode, port: int, context: BrowserContext) -> None:
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
     eventually(lambda: "1 remote; cause: 1 mask" in text(tab, ".card.remote"), "one is remote")
     assert "GPU 0 is used from far away" in text(tab, "#findings")

@@ -51,9 +51,7 @@ def rows(tab: Tab) -> list[list[str]]:
 EIGHT = SIZES["8-gpus"]()
 
 
-def test_the_worst_finding_comes_first_with_its_remedy(
-    shows: Shows, context: BrowserContext
-) -> None:
+def test_the_worst_finding_is_first_with_its_remedy(shows: Shows, context: BrowserContext) -> None:
     tab = shows(audit(EIGHT, several(30, 8)))
     assert texts(tab, "#findings b") == [
         "GPU 0 is used from far away",

@@ -183,9 +183,7 @@ def test_observe_pins_nothing_and_exports_the_plan(pod: Pod, shell: list[str]) -
 @pytest.mark.parametrize(
     ("init", "unpinned"), [("observe", OBSERVED), ("off", None), ("obsreve", None)]
 )
-def test_a_pod_s_off_applies(
-    tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None
-) -> None:
+def test_pods_may_say_off(tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None) -> None:
     pod = Pod(tmp_path, daemon.socket, {"AFFINITYD": init, **UNIQUE})
     pod.has("nvidia5")
     ended = pod.run(cpus=ONLINE, AFFINITYD="on")

@@ -124,9 +124,7 @@ def test_each_task_has_its_slice_or_is_near_its_gpu(
 
 
 @pytest.mark.parametrize("style", TOGETHER)
-def test_two_tasks_that_share_one_near_cpu_keep_both_cpus(
-    row: tuple[Node, Setup], style: str
-) -> None:
+def test_two_tasks_at_one_near_cpu_keep_both_cpus(row: tuple[Node, Setup], style: str) -> None:
     made, setup = row
     words = words_for(setup, TOGETHER[style])
     shared, unique = (placed(made, words, mode) for mode in ("node", "exclusive"))

@@ -150,9 +150,7 @@ def test_an_upgrade_drains_no_node(nodes: Mapping[str, Slurm], kind: str, tmp_pa
     run_jobs(made, kind, pinned=True)
 
 
-def test_scripts_that_slurm_conf_does_not_name_may_be_added_and_removed(
-    tiny_daemon: Daemon,
-) -> None:
+def test_scripts_that_slurm_conf_does_not_name_may_come_and_go(tiny_daemon: Daemon) -> None:
     with node(GPU, tiny_daemon, "") as made:
         install(made)
         run_jobs(made, GPU, pinned=False)

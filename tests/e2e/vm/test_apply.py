@@ -25,9 +25,7 @@ def placed(cpus: str, allowed: str = "0-31", locality: str = "local", said: str 
 
 
 @pytest.mark.parametrize("source", RANKS)
-def test_each_rank_is_near_its_gpu_and_has_that_in_its_variables(
-    seen: Document, source: str
-) -> None:
+def test_each_rank_is_near_its_gpu_and_its_variables_say_so(seen: Document, source: str) -> None:
     assert seen["ranks"][source] == {
         "node": [placed(cpus_of(GPU_NODES[rank])) for rank in RANKS[source]],
         "unique_contiguous": [placed(half_of(rank)) for rank in RANKS[source]],

@@ -16,9 +16,7 @@ KIND_OF = {"hugetlb": HUGE, "memfd": SHARED, "shm": SHARED, "sysv": SHARED}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_true_proportion_of_each_node_is_in_a_sample_s_interval(
-    seen: Document, kind: str
-) -> None:
+def test_each_node_s_true_proportion_is_in_a_sample_s_interval(seen: Document, kind: str) -> None:
     """A 95 % interval may miss slightly more than 5 of 100; over all samples it does not."""
     sampled = seen["sampled"][kind]
     within = sampled["within"]

@@ -193,9 +193,7 @@ def test_a_known_daemon_and_its_children_are_no_mismatch_unless_a_child_holds_a_
             assert [it.is_mismatch for it in found] == [False, bool(held)]
 
 
-def test_a_mismatch_continues_through_a_scan_that_could_not_see_it(
-    far: int, tmp_path: Path
-) -> None:
+def test_a_mismatch_continues_through_a_scan_that_did_not_see_it(far: int, tmp_path: Path) -> None:
     known = Known(far)
     auditor = Auditor(known.held)
     first, seen = auditor.scan(TOPOLOGY), known.now

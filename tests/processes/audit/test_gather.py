@@ -146,9 +146,7 @@ def test_whether_slurm_confines_a_job_is_read_from_its_cpuset(tmp_path: Path, cp
     assert facts.is_confined is bool(cpuset)
 
 
-def test_a_process_whose_pid_is_reused_meanwhile_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_whose_pid_was_just_reused_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with sleeping() as child:
         stat = present(child.pid)
         answers = iter([stat, replace(stat, start=stat.start + 1)])

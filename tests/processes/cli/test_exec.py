@@ -77,9 +77,7 @@ def test_the_command_runs_near_its_gpu(
 
 
 @pytest.mark.parametrize("words", [("--",), ("-v", "--"), ("--gpus=0", "--")])
-def test_a_command_after_two_dashes_is_run_by_exec(
-    here: Mapping[str, str], words: list[str]
-) -> None:
+def test_exec_runs_a_command_after_two_dashes(here: Mapping[str, str], words: list[str]) -> None:
     assert affinityd(*words, *LOOK, env={**here, **RANKS}).cpus == NEAR
 
 
@@ -239,9 +237,7 @@ def test_variables_tell_the_command_its_cpus_and_number_of_threads(
 
 
 @needs_cpuset
-def test_omp_num_threads_is_at_most_the_limit_of_the_process_s_cgroup(
-    here: Mapping[str, str],
-) -> None:
+def test_omp_num_threads_is_at_most_the_process_s_cgroup_limit(here: Mapping[str, str]) -> None:
     """The process is in no cgroup namespace: the mount's root is the machine's."""
     cgroup = Path("/sys/fs/cgroup/cpu", f"test-{os.getpid()}")
     cgroup.mkdir()

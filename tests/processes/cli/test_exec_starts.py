@@ -133,7 +133,7 @@ ERRORS = ("EIO", "ENOMEM", "EPERM", "EAGAIN")
 MASK_AND_SEVEN = ("--", "sh", "-c", "grep Cpus_allowed_list /proc/$$/status; exit 7")
 
 
-def test_an_unreadable_file_leaves_the_mask_or_a_near_one(
+def test_unreadable_files_leave_the_mask_or_a_near_one(
     installed: Installed, tmp_path: Path
 ) -> None:
     settings, trace = tmp_path / "settings", tmp_path / "trace"

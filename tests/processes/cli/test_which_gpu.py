@@ -161,9 +161,7 @@ def cases_of(machine: str) -> list[Case]:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_each_numbering_leads_to_the_right_gpu_by_exec_and_by_run(
-    machine: str, tmp_path: Path
-) -> None:
+def test_exec_and_run_find_the_right_gpu_in_each_numbering(machine: str, tmp_path: Path) -> None:
     topology, cases = MACHINES[machine], cases_of(machine)
     tree = write_tree(topology, tmp_path / "tree")
     if any(gpu.mig for gpu in topology.gpus):

@@ -196,9 +196,7 @@ def test_off_and_observe_leave_the_mask(
     assert python(code, {**here, "AFFINITYD": switch}) == [True, told]
 
 
-def test_a_script_for_gpu_affinity_works_with_only_its_import_changed(
-    here: Mapping[str, str],
-) -> None:
+def test_a_script_for_gpu_affinity_works_with_a_changed_import(here: Mapping[str, str]) -> None:
     said = python(
         "import affinityd as gpu_affinity\n"
         "cpus = gpu_affinity.set_affinity(1, 2, mode=gpu_affinity.Mode.UNIQUE_CONTIGUOUS,"

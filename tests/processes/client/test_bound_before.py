@@ -77,7 +77,7 @@ def test_a_process_keeps_its_pin_unless_its_task_is_another(
     assert [line for line in done.lines if "UCX" not in line] == []
 
 
-def test_a_kept_pin_is_reported_with_verbose_and_counts_as_a_binding(
+def test_a_kept_pin_is_shown_with_verbose_and_counts_as_a_binding(
     shared: Mapping[str, str],
 ) -> None:
     done = exec_(*SECOND, *EXEC, "-v", "--", "true", env=shared)
@@ -185,9 +185,7 @@ def test_threads_bound_by_openmp_are_left_alone_and_a_pool_causes_a_warning(
     assert [FIRST_REGION in it or it.startswith(line or "-") for it in lines] == [True] * bool(line)
 
 
-def test_set_affinity_raises_no_error_for_the_state_of_the_machine(
-    shared: Mapping[str, str],
-) -> None:
+def test_set_affinity_raises_no_error_for_a_machine_s_state(shared: Mapping[str, str]) -> None:
     """Two ranks that may use one CPU: NVIDIA's package ends all ranks here."""
     code = (
         f"import affinityd, os; os.sched_setaffinity(0, [{NEAR}]);"

@@ -58,9 +58,7 @@ def refused(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> D
         ("/" + "x" * 200, "path too long"),
     ],
 )
-def test_without_a_listening_process_there_is_no_daemon(
-    tmp_path: Path, path: str, reason: str
-) -> None:
+def test_without_a_listener_there_is_no_daemon(tmp_path: Path, path: str, reason: str) -> None:
     (tmp_path / "file").touch()
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left"))

@@ -43,7 +43,7 @@ def test_an_example_prints_what_the_page_shows(daemon: Daemon, command: str, pri
 
 
 @pytest.mark.parametrize(("place", "words"), QUESTIONS)
-def test_a_request_on_a_page_is_answered_as_shown(
+def test_a_page_s_request_is_answered_as_shown(
     daemon: Daemon, place: str, words: list[str]
 ) -> None:
     here = ["--unix-socket", str(daemon.socket)]

@@ -132,9 +132,7 @@ def test_a_server_that_is_not_a_ready_daemon_fails(
 
 
 @pytest.mark.parametrize(("shut", "bits"), [("", 0o750), ("s", 0o664)])
-def test_a_socket_that_some_users_cannot_reach_is_a_warning(
-    folder: Path, shut: str, bits: int
-) -> None:
+def test_a_socket_some_users_cannot_reach_is_a_warning(folder: Path, shut: str, bits: int) -> None:
     write_node(folder / "node.json", Node(TWO))
     with serving(folder / "s", READY) as path:
         path.chmod(0o666)

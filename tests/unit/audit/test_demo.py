@@ -31,7 +31,7 @@ def test_the_demo_has_each_state_and_cause_and_no_pid_of_this_machine() -> None:
     assert far_memory == [1, 1, 0, 1, 1, 0, 1, 0]
 
 
-def test_the_demo_has_a_full_last_hour_and_growing_counters(
+def test_the_demo_has_a_whole_last_hour_and_growing_counters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     processes = Demo(BUSY)

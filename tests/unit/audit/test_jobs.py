@@ -206,9 +206,7 @@ def test_a_job_without_a_number_lives_while_a_slurmstepd_is_in_its_folder(
 
 
 @pytest.mark.parametrize("task", [process("0", parent=1), process("0", membership=SLURM_JOB)])
-def test_if_root_s_processes_are_hidden_no_job_has_ended(
-    tmp_path: Path, task: ProcessFacts
-) -> None:
+def test_if_root_is_hidden_no_job_has_ended(tmp_path: Path, task: ProcessFacts) -> None:
     assert why_orphan(task, owners(tmp_path, "100 python 1 1000 0")) is None
 
 

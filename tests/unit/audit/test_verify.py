@@ -121,9 +121,7 @@ def test_a_policy_of_far_nodes_is_a_mismatch(mode: str, nodes: set[int], is_far:
         (MOST, 2 * LEAST - 2, 0, 0),  # it is little
     ],
 )
-def test_far_memory_is_a_note_or_a_mismatch(
-    far: float, size: int, mismatches: int, notes: int
-) -> None:
+def test_far_memory_is_reported(far: float, size: int, mismatches: int, notes: int) -> None:
     pages = int(far * 1000)
     resident = ResidentMemory(
         {ANONYMOUS: size}, {(ANONYMOUS, 0): pages, (ANONYMOUS, 1): 1000 - pages}

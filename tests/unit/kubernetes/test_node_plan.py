@@ -24,9 +24,7 @@ def test_an_unknown_host_is_no_daemon(host: str) -> None:
         numeric(f"http://{host}:9465", time.monotonic() + 5)
 
 
-def test_a_silent_name_server_is_waited_for_until_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_name_server_delays_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(1000))
     began = time.monotonic()
     with pytest.raises(DaemonError, match=r"^the daemon at http://gpu-node\S+ was not found in"):

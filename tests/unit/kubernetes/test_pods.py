@@ -210,7 +210,7 @@ def test_a_process_is_in_the_container_that_has_its_gpu(
 
 
 @pytest.mark.parametrize(("mig", "expected"), [("MIG-a", "a"), ("MIG-b", "b"), (None, None)])
-def test_mig_instances_distinguish_containers_on_one_gpu(
+def test_mig_instances_tell_containers_of_a_gpu_apart(
     mig: str | None, expected: str | None
 ) -> None:
     its = in_pod(0)

@@ -62,9 +62,7 @@ def nearest_to(topology: Topology, gpu: Gpu, cpus: CpuSet) -> set[int | None]:
 
 
 @given(questions())
-def test_the_home_node_is_the_nearest_and_modes_that_share_take_all_ties(
-    question: Question,
-) -> None:
+def test_the_home_node_is_nearest_and_modes_that_share_take_all_ties(question: Question) -> None:
     topology, reply = question.topology, question.answered()
     mode, options = MODES[reply.request.options.mode], reply.request.options
     for rank in reply.ranks:

@@ -42,9 +42,7 @@ def test_ranks_on_one_gpu_divide_its_cores() -> None:
         ("AFFINITYD_CPUS=32 visible=0,1", "48-55,176-183 56-63,184-191"),
     ],
 )
-def test_stated_cpus_belong_to_the_rank_or_are_divided_among_its_gpus(
-    asked: str, cpus: str
-) -> None:
+def test_stated_cpus_are_the_rank_s_or_are_divided_among_its_gpus(asked: str, cpus: str) -> None:
     """If its launcher does not tell the number of ranks."""
     assert lists(DGX, asked) == cpus
 

@@ -113,9 +113,7 @@ def test_a_node_file_without_a_switch_means_on(path: Path) -> None:
         ('{"version": 1}', "node.json has no 'generation'"),
     ],
 )
-def test_a_malformed_node_file_is_a_value_error_of_one_line(
-    path: Path, text: str, said: str
-) -> None:
+def test_a_malformed_node_file_is_a_one_line_value_error(path: Path, text: str, said: str) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
         read_node(path)

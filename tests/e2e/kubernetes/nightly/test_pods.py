@@ -184,9 +184,7 @@ def asking(**spec: Any) -> dict[str, Any]:  # noqa: ANN401 - a document
     return {**about, "spec": {"containers": [app], **spec}}
 
 
-def test_the_admission_policy_does_not_change_pods_that_it_could_break(
-    without_static: Cluster,
-) -> None:
+def test_the_admission_policy_leaves_pods_that_it_could_break(without_static: Cluster) -> None:
     policy = FOLDER / "policies/mutating-admission-policy.yaml"
     without_static.run(f"kubectl apply --filename {policy}")
     into = namespace(without_static, "privileged", affinityd="on", size="small")
