@@ -77,9 +77,8 @@ def end_with(parent: int) -> None:
 def _call(name: str, *arguments: int | bytearray) -> int:
     """Make a system call, which may fill the arrays among its arguments. Raises OSError."""
     machine = os.uname().machine
-    if (
-        machine not in SYSCALL_NUMBERS or sys.maxsize < 1 << 32
-    ):  # system calls of a 32-bit process have other numbers
+    is_32_bit = sys.maxsize < 1 << 32  # its system calls have other numbers
+    if machine not in SYSCALL_NUMBERS or is_32_bit:
         known = f"is known on {machine}, only on 64-bit {', '.join(SYSCALL_NUMBERS)}"
         raise OSError(errno.ENOSYS, f"no number of {name} {known}")
     try:

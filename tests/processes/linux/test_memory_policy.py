@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,6 +158,12 @@ def test_the_numbers_of_system_calls_equal_libseccomp_s() -> None:
         for call, number in numbers.items():
             token = ctypes.c_uint32(MACHINES[machine])
             assert resolve(token, call.encode()) == number, (machine, call)
+
+
+def test_no_call_is_made_by_a_number_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
+    with pytest.raises(OSError, match="only on 64-bit"):
+        syscalls.get_mempolicy()
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,8 @@ def test_no_client_of_a_job_uses_a_built_in_machine() -> None:
     unsaid = Namespace(socket=None, listen=None)
     of_file = Settings(socket=SYSTEM_SOCKET, listen=("10.0.0.1", 9465), machine=BUSY)
     chosen = of_replay(of_file, unsaid)
-    assert (chosen.socket, chosen.listen) == (
-        "/run/affinityd/replayed/affinityd.sock",
-        DEFAULT_LISTEN,
-    )
+    apart = "/run/affinityd/replayed/affinityd.sock"
+    assert (chosen.socket, chosen.listen) == (apart, DEFAULT_LISTEN)
     of_user = of_replay(Settings(socket=default_socket(), machine="mi250x"), unsaid)
     assert of_user.socket not in {SYSTEM_SOCKET, default_socket()}
     told = Namespace(socket=SYSTEM_SOCKET, listen=None)
