@@ -350,7 +350,7 @@ def test_options_of_0_2_for_other_binders_are_refused_or_warned_of(
     assert (done.status, "exec --check is removed: " in done.stderr) == (125, True)
     assert not (tmp_path / "started").exists()  # --check started nothing
     done = exec_("--gpus=0", "--own", *touch, env=here)
-    assert done.stderr.startswith("affinityd exec: --own is removed: docs/exec.md has ")
+    assert done.stderr.startswith("affinityd exec: --own is removed: docs/exec.md says ")
     own = exec_("--gpus=0", "--", "true", env={**here, "AFFINITYD_OWN": "1"})
     assert own.stderr.startswith("affinityd exec: AFFINITYD_OWN is removed, and ignored: ")
     assert done.stderr.endswith("; the command runs unpinned\n")
