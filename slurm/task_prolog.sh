@@ -1,5 +1,5 @@
 #!/bin/sh
-# affinityd 0.2.0
+# affinityd 0.3.0
 # TaskProlog= of slurm.conf: pins a task near its GPUs, as this node's affinityd says.
 # It runs as the user, beside the task, before the program. Slurm reads its output, on stderr too, and
 # kills the task if it fails: so it prints only `export`, `unset` and `print` lines, and exits with 0
