@@ -40,7 +40,7 @@ class SourcedNode(NamedTuple):
 def find_node(sockets: Sequence[str]) -> SourcedNode:
     """Return the node from a daemon's node.json beside its socket, else from this machine's files.
 
-    Raises InvalidRequestError for settings, and TreeError for a machine, that cannot be read.
+    Raises InvalidRequestError for wrong settings, TreeError if the machine cannot be read.
     """
     for path in sockets:
         published = os.path.join(os.path.dirname(path), config.NODE_FILE)

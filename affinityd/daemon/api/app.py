@@ -179,7 +179,7 @@ async def _not_answered(remedy: str, request: Request, error: Exception) -> Resp
     title = HTTPStatus(error.status_code).phrase
     reply = problem(request, error.status_code, title, detail)
     reply.headers.update(error.headers or {})
-    if "allow" in reply.headers:  # no GET was sent; every path takes GET
+    if "allow" in reply.headers:  # status 405; every path is served by GET alone
         reply.headers["allow"] = "GET, HEAD"
     return reply
 

@@ -130,7 +130,7 @@ def test_a_plan_of_all_gpus_is_the_same_with_and_without_blocks(
 
 @st.composite
 def two_jobs(draw: st.DrawFn) -> Jobs:
-    """Return two requests with different GPUs of a machine, whose modes cut it alike."""
+    """Return requests for different GPUs of a machine; their modes divide its cores alike."""
     topology = draw(machines().filter(lambda it: len(it.gpus) > 1))
     reserved = draw(st.frozensets(st.sampled_from(sorted(topology.online)), max_size=3))
     order = list(map(str, draw(st.permutations(range(len(topology.gpus))))))
