@@ -202,7 +202,7 @@ class ScanRecords:
         self._since: dict[GpuKey, float] = {}  # when a mismatch was first seen
 
     def renumber(self, keys: Keys) -> None:
-        """Move the facts of GPUs whose index has changed to the new index."""
+        """Move facts to the new index of each GPU that was renumbered."""
         self._cpu_time.renumber(keys)
         self._letters = moved(self._letters, keys)
         self._readings = [(at, moved(counters, keys)) for at, counters in self._readings]
@@ -261,7 +261,7 @@ class CpuTimeCounters:
         self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: of the processes of each GPU
 
     def renumber(self, keys: Keys) -> None:
-        """Move the counters of GPUs whose index has changed to the new index."""
+        """Move counters to the new index of each GPU that was renumbered."""
         self._looked = moved(self._looked, keys)
         self.gpu_time = moved(self.gpu_time, keys)
 

@@ -60,7 +60,7 @@ class HostMemory:
     """The memory of a process, and the facts that tell why some of it is far."""
 
     resident: ResidentMemory
-    near: frozenset[int]  #: nodes whose memory is near its GPUs; empty: not known
+    near: frozenset[int]  #: NUMA nodes near its GPUs; empty: not known
     far: frozenset[int]  #: the host's other nodes, without GPU memory such as Grace's
     placement: str  #: of its CPUs
     policy: MemoryPolicy | None = None  #: the main thread's; None: it cannot be read

@@ -42,7 +42,7 @@ class GpuHolders:
     #: When the source was asked, seconds since boot; a pid that started later is another process.
     #: inf: within this scan.
     asked: float = float("inf")
-    skipped: int = 0  #: number of processes whose files were not read within the time limit
+    skipped: int = 0  #: processes that the time limit left unread
 
     @classmethod
     def unknown_of(cls, gpus: Iterable[Gpu], why: str) -> GpuHolders:
@@ -125,7 +125,7 @@ class ProcessFacts:
     children_ticks: int = 0  #: CPU time of ended children for which it has waited
     session: int | None = None  #: pid of the process that leads its session
     service: str | None = None  #: its systemd unit, from its cgroup's path
-    holder: int | None = None  #: pid of the ancestor whose GPU it has; None: it holds a GPU itself
+    holder: int | None = None  #: pid of the ancestor that holds the GPU; None: it holds one
     beside: tuple[GpuKey, ...] = ()  #: other GPUs that it, or its holder, uses besides `gpu`
     cgroups: str = ""  #: /proc/PID/cgroup
     #: Whether a cpuset confines its job. If not, masks alone may limit a Slurm job to fewer CPUs.

@@ -43,7 +43,7 @@ class HolderSources:
         self._driver = driver
         self._late = 0  # how many scans in a row got no answer of NVML in time
         self._files = DeviceFileScanner(proc, sys, dev)
-        self._seen: dict[str, Gpu] = {}  # GPUs whose processes were known once
+        self._seen: dict[str, Gpu] = {}  # GPUs that have been readable
 
     def held(self, topology: Topology) -> GpuHolders:
         """Return the current holders of the GPUs, and the GPUs whose holders are unknown."""
