@@ -142,18 +142,18 @@ input()
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_only_the_sizes_of_another_user_s_memory_are_known() -> None:
     with sleeping() as child:
-        sizes, drawn = json.loads(
+        sizes, drawn, by_node = json.loads(
             said(f"""
 import json, os, sys
 sys.path.insert(0, {os.fspath(REPOSITORY)!r})
 from affinityd.linux.resident import resident_memory
 os.setuid(65534)
 memory = resident_memory({child.pid})
-print(json.dumps([memory.sizes, list(memory.drawn)]))
+print(json.dumps([memory.sizes, list(memory.drawn), memory.by_node]))
 """)
         )
     assert sizes[ANONYMOUS] > 0
-    assert drawn == []
+    assert (drawn, by_node) == ([], None)
 
 
 def test_shared_anonymous_memory_is_pinned_if_cuda_s_driver_is_mapped() -> None:
