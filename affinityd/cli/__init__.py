@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command and return its exit code: 0, 1 cannot be satisfied, 2 bad usage.
+    """Run one command and return its exit code: 0: done; 1: it cannot be done; 2: bad usage.
 
     Raises SystemExit for bad usage that argparse finds.
     """

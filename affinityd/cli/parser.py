@@ -94,7 +94,7 @@ def sockets(arguments: argparse.Namespace) -> list[str]:
 
 
 def load_settings(arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings; the daemon's own come from flags. Raises InvalidRequestError."""
+    """Return the settings; the daemon's own only if they have flags. Raises InvalidRequestError."""
     flags = vars(arguments)
     ignored = settings.DAEMON_ONLY - flags.keys()
     names = [name for name in settings.SETTING_NAMES if name not in ignored]

@@ -45,7 +45,7 @@ def living(pid: int) -> Stat:
         raise TargetError(f"there is no process {pid}")
     process = process_of(pid)
     if process not in (pid, None):
-        raise TargetError(f"{pid} is a thread of process {process}; name that")
+        raise TargetError(f"{pid} is a thread of process {process}; name the process")
     if stat.is_kernel_thread:
         raise TargetError(f"{shown(stat)} is a thread of the kernel, which uses no GPU")
     if stat.is_zombie:
@@ -67,7 +67,7 @@ def _known_node() -> Node:
 def this_machine(lack: str) -> Node:
     """Return the machine on which this command runs.
 
-    Raises AffinityError for a replayed one; `lack` is part of the message.
+    Raises AffinityError for a replayed machine; `lack` says in the message what it lacks.
     """
     node = _known_node()
     if node.replayed:
@@ -87,7 +87,7 @@ class ProcessPlanner:
     """Plans for running processes; the constructor reads the node."""
 
     chosen: Mapping[str, str]  #: parameters of a plan
-    #: Whether it matters how cores are divided, by the site's and the process's settings.
+    #: Whether the plan divides cores as the settings of the site and the process say.
     divides: bool
     node: Node = field(default_factory=_known_node)
     context: Callable[[Stat], ProcessContext] = field(default_factory=_cached_contexts)
@@ -104,7 +104,7 @@ class ProcessPlanner:
                 variables[name] = text
         if self.divides:
             return variables
-        # The number of CPUs does not choose how to divide them.
+        # Only the requested number of CPUs matters if cores are not divided.
         return {name: text for name, text in variables.items() if name == config.CPUS}
 
     def plan(self, stat: Stat, gpus: Sequence[Gpu] = ()) -> Reply:
@@ -150,9 +150,9 @@ class ProcessPlanner:
         return local_plan.plan_request(self.node, request, caller)
 
     def doubt(self, stat: Stat) -> str | None:
-        """Return why this process may number its GPUs differently from here; None: it does not.
+        """Return why this process may number its GPUs differently from the node; None: it does not.
 
-        If Slurm constrains devices, each task counts from 0, in a cgroup that shows no limits.
+        If Slurm constrains devices, each task counts its GPUs from 0; no file shows such a limit.
         """
         process = self.context(stat)
         this = ProcessContext.of_self()
@@ -162,7 +162,7 @@ class ProcessPlanner:
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.node.topology.gpus)
         is_elsewhere = cgroups_of(process.pid) != cgroups_of(this.pid)
-        has_dev = process.devices != this.devices  # a container, whose own /dev lists its GPUs
+        has_dev = process.devices != this.devices  # a container's own /dev lists its GPUs
         if not job or "granted" in self.chosen or not is_part or not is_elsewhere or has_dev:
             return None
         return (
@@ -176,10 +176,10 @@ class UsedGpus:
     """The GPUs of processes, by pid."""
 
     reply: Reply  #: plan of the target process itself
-    ranks: Mapping[int, Sequence[RankPlan]]  #: a process that is missing works for its parent
+    ranks: Mapping[int, Sequence[RankPlan]]  #: a process without an entry works for its parent
     doubts: Mapping[int, str]  #: pid → why the process may use only some of them
     remarks: Mapping[int, str]  #: the environment names other GPUs than the driver
-    by_driver: bool = False  #: whether the driver, not the environment, named some
+    by_driver: bool = False  #: whether the driver, not the environment, named GPUs
 
 
 def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> UsedGpus:
@@ -204,7 +204,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     by_driver = bool(remarks)
     unclear = set()
     for pid, gpus in used.items():
-        # Only one place: all GPUs are near the same CPUs, and it does not matter which one it uses.
+        # With one place, all GPUs are near the same CPUs: any of them may be the one in use.
         places = {near_nodes(planner.node.topology, gpu) for gpu in gpus_of(gpus.reply.ranks)}
         if is_named or gpus.is_named or len(places) <= 1:
             continue
@@ -213,7 +213,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
         else:
             unclear.add(pid)
     doubts = {}
-    if ranks.keys() <= unclear:  # otherwise they use no GPU: they start or help processes that do
+    if ranks.keys() <= unclear:  # else the unclear ones only start or help GPU processes
         doubts = {pid: _doubt(planner, ranks[pid], held) for pid in unclear}
     else:
         for pid in unclear - {process.number}:
@@ -236,7 +236,7 @@ def _gpus_of_process(
 ) -> FoundGpus:
     """Return the GPUs of a process by its environment; the driver says that it uses `keys`.
 
-    Raises AffinityError if neither names one.
+    Raises AffinityError if neither the environment nor the driver names a GPU.
     """
     planned: Sequence[RankPlan] = ()
     is_named = False
@@ -252,23 +252,23 @@ def _gpus_of_process(
             raise
     reply = planner.plan(stat, [gpu for gpu in planner.node.topology.gpus if gpu.key in keys])
     by_driver = _names(planner, reply.ranks)
-    remark = f"its environment names no certain GPU; by the driver it uses {by_driver}"
+    remark = f"its environment leaves open which GPU it uses; the driver says {by_driver}"
     if planned:
         remark = (
-            f"its environment names {_names(planner, planned)}, and by the driver it uses "
-            f"{by_driver}: the driver is right"
+            f"its environment names {_names(planner, planned)}, but the driver says {by_driver}: "
+            "the driver is right"
         )
     return FoundGpus(reply, reply.ranks, is_named, remark)
 
 
 def _doubt(planner: ProcessPlanner, ranks: Sequence[RankPlan], held: GpuHolders) -> str:
     """Return why a process that may use any of these GPUs is not judged."""
-    why = "by the driver it uses none of them now"
+    why = "the driver says that it uses none of them now"
     if held.unknown:
         why = f"which one it uses is not known ({next(iter(held.unknown.values()))})"
     return (
-        f"its environment names none of {_names(planner, ranks)}, and {why}: it is not judged, "
-        "since CPUs near any of them count as near; name the one that it uses with --gpus N"
+        f"its environment names none of {_names(planner, ranks)}, and {why}: the process "
+        "is not judged, since CPUs near any of them would count as near; name its GPU: --gpus N"
     )
 
 

@@ -39,7 +39,7 @@ from affinityd.topology.rdma import usable_ports
 STATE_COLORS = dict.fromkeys((LOST, REMOTE, MIXED, ORPHAN), "31")
 STATE_COLORS |= {WAITING: "33", UNPINNED: "33", LOCAL: "32"}
 WATCH_SECONDS = 2.0  #: seconds between two scans
-MEMORY_SECONDS = 5.0  #: to sample memory; it stays unknown for processes that are not reached
+MEMORY_SECONDS = 5.0  #: time limit for sampling memory; the memory of later processes is unknown
 CONFIRM = 0.3  #: seconds until a process that the driver lists, but /proc lacks, is looked up again
 
 
@@ -55,19 +55,19 @@ def add_arguments(parser: Parser) -> None:
         type=duration,
         nargs="?",
         const=WATCH_SECONDS,
-        help=f"scan again and again, every 10s or 2m (default: every {WATCH_SECONDS:g}s)",
+        help=f"scan repeatedly, for example every 10s or 2m (default: every {WATCH_SECONDS:g}s)",
     )
     add_format(parser, "table", "a JSON document, one line for each scan")
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="also a line on the memory of each process that holds a GPU, even where it is near",
+        help="also a line on the memory of each holder of a GPU, even if all of it is near",
     )
     add_settings(parser, ["pod_resources", "machine"])
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the processes of GPUs; 1: one is far or an orphan; 2: some are unknown; else 0."""
+    """Print GPUs' processes. Return 1 if one is far or an orphan, 2 if some are unknown, else 0."""
     chosen = load_settings(arguments)
     auditor: Auditor | Demo
     if chosen.machine == BUSY:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         topology = node.topology
         if not topology.gpus:
             raise NoSuchGpuError(
-                f"this node has no GPU; affinityd audit --machine {BUSY} shows a bad day"
+                f"this node has no GPU; affinityd audit --machine {BUSY} shows an example"
             )
         auditor = auditor_by(chosen, query_processes, node.reserved, MEMORY_SECONDS)
     scan = auditor.scan(topology)
@@ -148,7 +148,7 @@ def _print(
 
 def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
     """Return pid → sentences about RDMA devices far from its GPUs, for processes that hold GPUs."""
-    if not usable_ports(topology.nics):  # no port: no process's files are read
+    if not usable_ports(topology.nics):  # without a usable port, no process's files are read
         return {}
     gpus = {gpu.key: gpu for gpu in topology.gpus}
     sentences = {}
@@ -179,7 +179,7 @@ def auditor_by(
     reserved: CpuSet,
     memory_seconds: float = SECONDS,
 ) -> Auditor:
-    """Return the auditor. `query` asks NVML for GPU processes; no plan uses `reserved`."""
+    """Return the auditor. `query` asks NVML for GPU processes; `reserved`: CPUs of no plan."""
     names_pods = chosen.pod_resources or chosen.nri
     return Auditor(
         HolderSources(query).held,

@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     lines = (f"  {name:<{width}}  {check.looks_at}" for name, check in CHECKS.items())
     status = "exit status: 0: no check fails; 1: one does; 2: the command line is wrong"
     parser.epilog = "\n".join([status, "checks:", *lines])
-    parser.add_argument("checks", metavar="CHECK", nargs="*", help="default: all of those below")
+    parser.add_argument("checks", metavar="CHECK", nargs="*", help="default: all checks below")
     add_format(parser, "table")
     add_settings(parser, ("root", "machine", "node_name", "socket", "reserved_cpus"))
 
@@ -80,11 +80,11 @@ def _table(node: str, results: Sequence[CheckResult], *, shows_all: bool) -> Ite
 
 
 def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> NodeFacts:
-    """Return the facts of the settings' machine for these checks, or all. Raises TreeError."""
+    """Return the facts of a machine that these checks, or all, need. Raises TreeError."""
     machine = Machine(settings)
     maintenance = DriverMaintenance(hold=hold).reason() if machine.is_live else None
     if maintenance is None and any(CHECKS[name].nvml for name in names or CHECKS):
-        machine.query_drivers(5.0)  # a person waits
+        machine.query_drivers(5.0)  # seconds at most: a user waits
     topology = machine.read()
     file = config.path()
     in_file = config.read_file(file)
@@ -97,7 +97,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
             reserved = daemon.published.reserved
         variables += [(name, ENVIRONMENT) for name in sorted(os.environ)]
         variables += [(name, file) for name in in_file]
-    if settings.machine:  # a built-in machine has no files, and a device no folder below it
+    if settings.machine:  # a built-in machine has no files, as nothing is below /dev/null
         tree = Tree(f"{os.devnull}/", topology.name)
     else:
         tree = machine.tree
@@ -113,7 +113,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
 
 
 def _daemon(settings: Settings) -> DaemonFacts:
-    """Probe the configured socket; else the system's or this user's, if that is expected."""
+    """Probe the configured socket. If it is a default, probe where a daemon is expected."""
     default = config.default_socket()
     system = config.SYSTEM_SOCKET
     if settings.socket not in {default, system}:

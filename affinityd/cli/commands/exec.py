@@ -1,6 +1,6 @@
 """`affinityd exec`: pins itself to the CPUs near its GPU, then executes the command.
 
-Each rank waits for its imports: dataclasses and json take longer to import than Python to start.
+Each rank waits for the imports: dataclasses and json take longer to import than Python to start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from affinityd.request.process_plan import ProcessPlan
 from affinityd.text import one_line, quote
 
 NAME = "affinityd exec"
-FAILED = 125  #: as of env(1) and timeout(1): the command was not tried
+FAILED = 125  #: exit status, as of env(1) and timeout(1): the command was not tried
 
 #: Parameters that launchers and schedulers set, so the help leaves them out.
 HIDDEN = (
@@ -46,7 +46,7 @@ HIDDEN = (
     "max_physical_cores",
 )
 EXEC_PARAMETERS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDDEN)
-#: Command lines of launchers with exec, which stands behind the launcher: it pins the ranks.
+#: Launcher → a command line in which it starts each rank by exec, which pins the rank.
 ORDERS = {
     "torchrun": "torchrun … --no-python affinityd exec -- python -u train.py",
     "torch.distributed.run": "torchrun … --no-python affinityd exec -- python -u train.py",
@@ -78,13 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "torchrun --nproc_per_node 8 --no-python affinityd exec -- python -u train.py"
     )
     parser.epilog = (
-        "AFFINITYD_MODE and so on do the same. AFFINITYD=off runs CMD as it is; so does "
-        "AFFINITYD=observe, and says in AFFINITYD_UNPINNED where it would run. exit status: that "
-        "of CMD; 125: it was not started; 126: it cannot be run; 127: it was not found"
+        "Variables like AFFINITYD_MODE set the same options. AFFINITYD=off runs CMD unpinned; "
+        "AFFINITYD=observe too, and says in AFFINITYD_UNPINNED where CMD would run. exit status: "
+        "that of CMD; 125: CMD was not started; 126: it cannot be run; 127: it was not found"
     )
     add = parser.add_argument
     add("--gpus", help="the ranks' GPUs, an entry each: index, UUID, PCI bus id, or all")
-    choose = "leave the CPUs, and set the vendor's variable to the GPUs near them"
+    choose = "keep the CPUs, and set the vendor's variable to the GPUs near them"
     add("--choose-gpu", dest="choose", action="store_const", const="gpu", help=choose)
     add("--rank", help="which rank this process is (default: as its launcher's variables say)")
     add("--mode", help="how ranks divide the cores (default: node); docs/planning.md has all")
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-v", "--verbose", action="store_true", help=verbose)
     add("--strict", nargs="?", const="true", help="a rank far from its GPU is an error")
     add("--fail-closed", action="store_true", help="fail if the command cannot be pinned")
-    timeout = "to ask a daemon (default: 1); to read the machine, 5 times as long"
+    timeout = "to wait for a daemon (default: 1); reading the machine may take 5 times as long"
     add("--timeout", metavar="SECONDS", help=timeout)
     add("--balanced", nargs="?", const="true", help=argparse.SUPPRESS)
     for name in HIDDEN:
@@ -139,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trouble(words: Sequence[str], command: Sequence[str], start: float) -> str | None:
-    """Pin this process unless the switch is off. Return why it was not pinned, if so."""
+    """Pin this process unless the switch is off. If that failed, return why."""
     switch = config.ON
     try:
         switch = config.chosen_switch()
@@ -191,7 +191,7 @@ def _launcher_of(command: Sequence[str]) -> str | None:
         name = os.path.basename(word)  # noqa: PTH119 - starts sooner
         if name in ORDERS:
             return name
-        if name.endswith(".py"):  # the words after a script are its own
+        if name.endswith(".py"):  # the words after a script are the script's
             return None
     return None
 
@@ -226,9 +226,9 @@ def _pin(options: argparse.Namespace, command: Sequence[str], start: float, swit
     if launcher is not None:
         lines.append(
             f"{launcher} starts the ranks, and each may run near any of these GPUs; to run each "
-            f"near its own: {ORDERS[launcher]}"
+            f"rank near its own GPU: {ORDERS[launcher]}"
         )
-    removed = f"{config.PREFIX}OWN"  # of 0.2
+    removed = f"{config.PREFIX}OWN"  # a variable of release 0.2
     if os.environ.get(removed):
         lines.append(f"{removed} is removed, and ignored: {VARIABLES[removed]}")
     if options.verbose:
@@ -248,7 +248,7 @@ def _keep(
     """Keep the mask that affinityd has given this process, and apply the other options."""
     lines = []
     if options.verbose:
-        lines.append(f"affinityd pinned this process before, to {several('CPU', cpus)}: they stay")
+        lines.append(f"this process keeps the {several('CPU', cpus)} of an earlier pin")
     threads = None
     if options.memory or options.nics or options.threads:
         _, _, plan = _plan(options, variables, start, config.ON)
@@ -304,7 +304,7 @@ def _execute(path: str, words: list[str]) -> int:
         os.execv(path, words)  # noqa: S606 - the purpose of this command
     except OSError as error:
         return error.errno or errno.EIO
-    except ValueError:  # from Python itself, for an empty word
+    except ValueError:  # Python raises it for an empty word
         return errno.ENOENT
 
 

@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the files. Raises InvalidRequestError; OutputError if the scripts cannot be written."""
-    # The kernel would not end a container's first process without a handler.
+    # Without a handler, the kernel would not end a container's first process.
     signal.signal(signal.SIGTERM, _end)
     deadline = time.monotonic() + ask_daemon.seconds(arguments.timeout)
     addresses = _addresses(arguments.socket, arguments.url, "url")
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         plan = _leave_plan(folder, addresses, deadline)
     except AffinityError as error:
-        _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
+        _tell(f"{error}; no plan was left in {folder}: programs will ask a daemon")
     else:
         gpus = count(len(plan.document.ranks), "GPU")
         print(f"affinityd init: {folder} has the CPUs near {gpus}, from {plan.source}")

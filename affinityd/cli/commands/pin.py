@@ -29,7 +29,7 @@ from affinityd.planner import RankPlan
 from affinityd.text import count, one_line
 from affinityd.topology.nearness import UNKNOWN
 
-#: The CPUs of a descendant with a place of its own, as a launcher's rank; None: its parent's.
+#: Returns the CPUs of a descendant that has its own, as a launcher's rank; None: its parent's.
 OwnCpus = Callable[[Stat], CpuSet | None]
 
 
@@ -39,11 +39,11 @@ def pin_targets(
     """Return a function that yields a process and, with `own_cpus`, its current descendants.
 
     A thread counts as pinned on purpose if its mask differs from the earlier mask of its process's
-    main thread; a descendant, with all of its threads, if the mask of its main thread differs from
-    the process's. With `force` no thread is left alone.
+    main thread. All threads of a descendant count so if its main thread's mask differs from the
+    process's. With `force` no thread is left alone.
     """
     before = mask_of(process.number) or frozenset()
-    targets: dict[int, Target] = {}  # by pid, as when first seen
+    targets: dict[int, Target] = {}  # by pid; a target is as it was when first seen
 
     def target_of(stat: Stat, its_cpus: CpuSet | None) -> Target:
         known = targets.get(stat.number)
@@ -80,12 +80,12 @@ def pin_targets(
 
 ISOLATED = "/sys/devices/system/cpu/isolated"
 MAX_SHOWN_ERRORS = 10
-MAX_SHOWN_THREADS = 5  #: threads that a line names at most
+MAX_SHOWN_THREADS = 5  #: most threads that a line names
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    parser.epilog = "exit status: 0: all of it is pinned; 1: not all of it; 2: bad command line"
+    parser.epilog = "exit status: 0: the process is pinned; 1: not all of it; 2: bad command line"
     parser.add_argument("pid", metavar="PID", type=target.process_id)
     parser.add_argument(
         "--cpus", metavar="LIST", dest="listed", help="pin to these CPUs, without a plan"
@@ -101,7 +101,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Pin the process; 0: all of it, 1: a thread was refused, or got fewer CPUs than requested."""
+    """Pin the process. Return 1 if a thread was refused or got fewer CPUs than planned, else 0."""
     process = target.living(arguments.pid)
     cpus, own_cpus = _cpus(arguments, process)
     own = own_cpus if arguments.tree else None
@@ -124,10 +124,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
-    """Return the CPUs of the process, and a function for those of its descendants.
+    """Return the CPUs of the process, and a function that returns a descendant's.
 
-    Each descendant gets its own GPU's, as a launcher's rank does; one without a GPU works for its
-    parent. The GPUs are known as for `affinityd verify`. Raises ApplyError if they are not.
+    A descendant gets the CPUs near its own GPU, as a launcher's rank does; one without a GPU works
+    for its parent. GPUs are found as by `affinityd verify`. Raises ApplyError if that fails.
     """
     if arguments.listed is not None:
         return _listed(arguments), lambda _child: None
@@ -180,7 +180,7 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
 
 
 def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[list[ThreadResult]]:
-    """Return threads by process and result; each that is left alone may have its own mask."""
+    """Group threads by process and result; threads that are left alone may differ in masks."""
 
     def result(thread: ThreadResult) -> object:
         held = thread.held

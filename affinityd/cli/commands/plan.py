@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--choose-gpu and --cpus-of go together: give --cpus-of LIST once for each rank"
         )
     if request.choose and {"rank", "ranks", "job", "cpuset"} & chosen.keys():
-        raise InvalidRequestError("--cpus-of says the ranks and their CPUs; give no others")
+        raise InvalidRequestError("--cpus-of names all ranks and CPUs; give no --ranks or --cpuset")
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.query_drivers()
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     if request.choose:
         masks = tuple(_cpus_of(text, node.topology) for text in arguments.cpus_of)
         request = request._replace(task=replace(request.task, masks=masks))
-    if process and request.task.visible is None:  # as exec and bind do
+    if process and request.task.visible is None:  # exec and bind send these, too
         task = replace(request.task, lists=visible_lists(process.environ or {}))
         request = request._replace(task=task)
     reply = answer(node, request, caller)
@@ -106,7 +106,7 @@ def _cpus_of(text: str, topology: Topology) -> CpuSet:
         raise InvalidRequestError(f"--cpus-of: {error}") from None
     if not cpus or not cpus <= topology.online:
         online = format_list(topology.online)
-        raise InvalidRequestError(f"--cpus-of: {quote(text)} is not of the online CPUs, {online}")
+        raise InvalidRequestError(f"--cpus-of: {quote(text)} is not within online CPUs {online}")
     return cpus
 
 

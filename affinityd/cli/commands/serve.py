@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def of_replay(chosen: settings.Settings, arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings for a built-in machine, which no client must take for this node."""
+    """Return the settings for a built-in machine, which no client may mistake for this node."""
     if arguments.socket is None and chosen.socket in {
         config.SYSTEM_SOCKET,
         config.default_socket(),
@@ -63,7 +63,7 @@ def of_replay(chosen: settings.Settings, arguments: argparse.Namespace) -> setti
 
 
 def _scan(chosen: settings.Settings, pipe: Connection) -> None:
-    pipe.poll(None)  # wait for the first scan's request before importing: the daemon starts first
+    pipe.poll(None)  # import only when the first scan is requested: the daemon starts first
     from affinityd.daemon.logging import log_on_stdout  # noqa: PLC0415 - in its process
 
     with log_on_stdout(chosen.log_format):

@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     text = "print this node's lines of gres.conf, or compare slurmd's with them"
     commands = parser.add_subparsers(dest="command", metavar="gres-conf", required=True, help=text)
-    status = "exit status: 0: equal, or all lines are printed; 1: not; 2: that is not known"
+    status = "exit status: 0: all lines are printed, or equal; 1: some are not; 2: that is unknown"
     about = f"{text[0].upper()}{text[1:]}."
     command = commands.add_parser("gres-conf", description=about, epilog=status)
     command.add_argument(
@@ -38,8 +38,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="TYPE[,TYPE...]",
         type=_plain,
         help=(
-            "the Type= of all GPUs, or of each in the order of the lines, if scontrol does not "
-            "know it"
+            "the Type= of all GPUs, or one for each GPU in the order of the lines; needed if "
+            "scontrol does not know the types"
         ),
     )
     command.add_argument(
@@ -60,10 +60,10 @@ def add_arguments(parser: Parser) -> None:
 def _plain(text: str) -> str:
     """Read names that can stand in a line of gres.conf. Raises ArgumentTypeError.
 
-    A name of a node, a list of such (gpu[01-04],gpu7), or types.
+    They are a node's name, a list of such names (gpu[01-04],gpu7), or types.
     """
     if not re.fullmatch(r"[^\s\"'#=\\,]+(,[^\s\"'#=\\,]+)*", text):
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a name, as gpu[01-04] or a100")
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a name like gpu[01-04] or a100")
     return text
 
 

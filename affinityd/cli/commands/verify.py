@@ -45,11 +45,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--resident",
         action="store_true",
-        help="also a line on the memory of each process, and a finding if even little is far",
+        help="also a line on the memory of each process; even a little far memory is a finding",
     )
     add_format(parser, "table")
     add_plan_options(parser, "the GPUs", DEVICE_OPTIONS)
-    parser.add_argument("--machine", help=argparse.SUPPRESS)  # refused with a reason
+    parser.add_argument("--machine", help=argparse.SUPPRESS)  # refused, with a message
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -105,7 +105,7 @@ def _judged(
     if with_resident:
         judged = [replace(verification, least=0) for verification in judged]
     families = [(judged, options)]
-    if used.by_driver:  # the pin in the remedy names each process's GPUs
+    if used.by_driver:  # the pin command of a remedy must name each process's GPUs
         by_holder = grouped(
             judged, lambda entry: entry.process.facts.holder or entry.process.facts.pid
         )

@@ -28,7 +28,7 @@ UNCOUNTED = (
     "this kernel does not count how long threads wait: it needs CONFIG_SCHEDSTATS or "
     "CONFIG_TASK_DELAY_ACCT"
 )
-LEAST_SECONDS = 0.005  #: facts below this are not shown
+LEAST_SECONDS = 0.005  #: facts of fewer seconds are not shown
 
 
 def add_arguments(parser: Parser) -> None:

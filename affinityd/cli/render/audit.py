@@ -65,7 +65,7 @@ def _concerns(finding: Finding) -> Iterator[str]:
 
 
 def once(said: Iterable[tuple[int, str]], names: Mapping[int, str]) -> Iterator[str]:
-    """Yield each sentence once: with its first process, and the number of others."""
+    """Yield each sentence once, with the first process it is about and the number of others."""
     pids_by_text: dict[str, list[int]] = {}
     for pid, text in said:
         pids_by_text.setdefault(text, []).append(pid)

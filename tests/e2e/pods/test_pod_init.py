@@ -133,7 +133,7 @@ def test_a_refusal_leaves_the_script_and_no_plan(daemon: Daemon, tmp_path: Path)
     done = init(tmp_path, socket=daemon.socket, env={"AFFINITYD_MODE": "best"})
     assert done.status == 0
     assert done.lines[0].startswith("affinityd init: mode: 'best' is not one of all, single")
-    assert done.lines[0].endswith(f"; no plan was left in {tmp_path}: programs ask when they start")
+    assert done.lines[0].endswith(f"; no plan was left in {tmp_path}: programs will ask a daemon")
     assert set(contents(tmp_path)) == {"run", "pinning.sh", "settings"}
 
 
@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_written_is_named(daemon: Daemon, tmp_path: Path) 
     (tmp_path / "plan.json").mkdir()
     done = init(tmp_path, socket=daemon.socket)
     reason = f"{tmp_path}/plan.json cannot be written: Is a directory"
-    left = f"no plan was left in {tmp_path}: programs ask when they start"
+    left = f"no plan was left in {tmp_path}: programs will ask a daemon"
     assert (done.status, done.lines) == (0, [f"affinityd init: {reason}; {left}"])
 
 

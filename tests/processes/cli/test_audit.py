@@ -100,7 +100,7 @@ def test_a_node_without_gpus_or_with_an_unplaced_gpu_cannot_be_judged(
     assert main(["audit"]) == 2
     assert capsys.readouterr().err == (
         "affinityd audit: this node has no GPU; "
-        "affinityd audit --machine dgx-a100-busy shows a bad day\n"
+        "affinityd audit --machine dgx-a100-busy shows an example\n"
     )
     publish(tmp_path, made({0: "0,2", 1: "1,3"}, gpus=[None]))
     known.now = Known(os.getpid()).now

@@ -45,8 +45,8 @@ print('ready', flush=True)
 HOLD = "held = bytearray(64 * 2**20); held[::4096] = b'x' * len(held[::4096])"
 
 DOUBT = (
-    "its environment names none of GPUs 0-1, and {}: it is not judged, since CPUs near any of "
-    "them count as near; name the one that it uses with --gpus N"
+    "its environment names none of GPUs 0-1, and {}: the process is not judged, since CPUs near "
+    "any of them would count as near; name its GPU: --gpus N"
 )
 REPLAYED = DOUBT.format("which one it uses is not known (the machine is replayed)")
 REMEDIES = [
@@ -134,7 +134,7 @@ def test_if_the_environment_names_another_gpu_than_the_driver_the_driver_decides
         known.now = Known(child.pid).now  # GPU 0
         os.sched_setaffinity(child.pid, FAR)
         code, (process,) = verified(capsys, child.pid)
-        line = "its environment names GPU 1, and by the driver it uses GPU 0: the driver is right"
+        line = "its environment names GPU 1, but the driver says GPU 0: the driver is right"
         assert (code, process["notes"], used([process])) == (1, [line], [[0]])
         assert main(["pin", str(child.pid)]) == 0
         assert mask_of(child.pid) == NEAR

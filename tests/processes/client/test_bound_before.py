@@ -81,9 +81,7 @@ def test_a_kept_pin_is_shown_with_verbose_and_counts_as_a_binding(
     shared: Mapping[str, str],
 ) -> None:
     done = exec_(*SECOND, *EXEC, "-v", "--", "true", env=shared)
-    assert done.lines == [
-        f"affinityd exec: affinityd pinned this process before, to CPU {FAR}: they stay"
-    ]
+    assert done.lines == [f"affinityd exec: this process keeps the CPU {FAR} of an earlier pin"]
     code = "import affinityd; b = affinityd.bind(); print(b.pinned, b.source, b.locality, *b.cpus)"
     done = exec_(*SECOND, sys.executable, "-c", code, env=shared)
     assert (done.stdout, done.stderr) == (f"True kept local {FAR}\n", "")

@@ -41,7 +41,7 @@ def test_each_rank_has_its_gpus_and_keeps_its_cpus(
             "--cpus-of 0-7,x",
             "--cpus-of: 'x' is not a CPU number or range; write it like",
         ),
-        ("--cpus-of 120-128", "--cpus-of: '120-128' is not of the online CPUs, 0-127"),
+        ("--cpus-of 120-128", "--cpus-of: '120-128' is not within online CPUs 0-127"),
         ("--cpus-of 9999", "--cpus-of: CPU number in '9999' is too large; the largest is 8191"),
         (
             "--cpus-of 0 --gpus-per-rank 0",
@@ -52,8 +52,8 @@ def test_each_rank_has_its_gpus_and_keeps_its_cpus(
             "gpus_per_rank=9: 1 ranks need 9 GPUs, and 8",
         ),
         ("--cpus-of 0 " * 257, "choose: 257 ranks cannot be assigned; it takes 1 to 256"),
-        ("--cpus-of 0 --ranks 2", "--cpus-of says the ranks and their CPUs; give no others"),
-        ("--cpus-of 0 --cpuset 0-7", "--cpus-of says the ranks and their CPUs; give no others"),
+        ("--cpus-of 0 --ranks 2", "--cpus-of names all ranks and CPUs; give no --ranks"),
+        ("--cpus-of 0 --cpuset 0-7", "--cpus-of names all ranks and CPUs; give no --ranks"),
         ("--cpus-of 0 --gpus 1", "choose=gpu takes the visible GPUs, and gpus names some"),
     ],
 )
