@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # importing it takes longer than starting Python, and few ran
     from affinityd.linux.memory_policy import MemoryPolicy
 
 UNPINNED_BECAUSE = "AFFINITYD_UNPINNED"  #: the variable that says why a process was not pinned
-LOCALITY = "AFFINITYD_LOCALITY"  #: of the pin
+LOCALITY = "AFFINITYD_LOCALITY"  #: the locality of the pin's CPUs
 #: The libraries whose NICs affinityd sets: the choice of the site or the user.
 NICS = f"{config.PREFIX}NICS"
 NO_LIBRARY = "none"
@@ -156,7 +156,7 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
 def threads_to_start(cpus: CpuSet, limit: int | None, number: int | None) -> Iterator[str]:
     """Yield a line if libraries of this process will start more threads than it has CPUs.
 
-    `limit`: the container's CPU limit. `number`: the value of OMP_NUM_THREADS, at most, if unset.
+    `limit`: the container's CPU limit. `number`: most threads; sets OMP_NUM_THREADS if unset.
     """
     usable = len(cpus) if limit is None else min(limit, len(cpus))
     if number is not None and not os.environ.get(OMP_THREADS):
@@ -202,7 +202,7 @@ def export_nics(names: str, ports: Sequence[str], settings: Mapping[str, str]) -
     try:
         libraries = nic_libraries(names)
     except InvalidRequestError as error:
-        yield f"{error}; no library is told"
+        yield f"{error}; no variable is set"
         return
     if not libraries:
         return

@@ -54,7 +54,8 @@ def find_plan(
     """Return the plan of the process that the query is about; times as for `within`.
 
     With `forks`, for a process of one thread, a child reads the machine's files: execve(2) would
-    wait for a thread that is blocked in the kernel. Else call it in `within`. Raises AffinityError.
+    wait for a thread that is blocked in the kernel. Otherwise call this in `within`. Raises
+    AffinityError.
     """
     trouble = None  # keep the error of the first daemon: the second had no time left
     for path in sockets:
@@ -116,7 +117,7 @@ def _end(start: float, timeout: float) -> float:
 
 
 def _late(timeout: float, trouble: str | None = None) -> ApplyError:
-    line = f"no plan within {_end(0, timeout):g} s of the start; a larger timeout gives it longer"
+    line = f"no plan within {_end(0, timeout):g} s of the start; a larger timeout allows more time"
     if trouble is not None:
         line += f"; {trouble}"
     return ApplyError(line)
@@ -170,7 +171,7 @@ def fetch(address: str, target: str, deadline: float, most: int = MAX_ANSWER) ->
 
 
 def connect(address: str, deadline: float) -> socket.socket:
-    """Return a connection, once the server's queue has room. Raises OSError, also TimeoutError."""
+    """Wait for room in the server's queue; return a connection. Raises OSError or TimeoutError."""
     while True:
         timeout = _left(deadline)
         try:

@@ -88,7 +88,7 @@ class ProcessContext:
         return local_rank(self.environ or {})
 
     def is_bound(self, cpus: CpuSet) -> bool:
-        """Return whether its launcher bound it to these CPUs, with more itself; not for srun."""
+        """Return whether a launcher other than srun bound it to these CPUs, and has more itself."""
         rank = self.rank
         if rank is None or rank.variable == environment.SLURM_TASK:
             return False
@@ -114,7 +114,7 @@ class ProcessContext:
         return cpuset_of(self.pid)
 
     def query(self, chosen: Mapping[str, str], cpus: CpuSet, switch: str = config.ON) -> Pairs:
-        """Return the query for a plan on these CPUs; chosen variables are in capitals."""
+        """Return the query for a plan on these CPUs; in `chosen`, variables are in capitals."""
         parameters = {"cpuset": format_list(cpus)}
         if switch == config.OBSERVE:
             parameters["observe"] = format_list(cpus)
@@ -137,7 +137,7 @@ class ProcessContext:
     def _limits(
         self, environ: Mapping[str, str], cpus: CpuSet, *, is_choice: bool
     ) -> Mapping[str, str | None]:
-        """Return the variables of the CPUs that limit it; a variable that is None is not sent."""
+        """Return the variables that say which CPUs limit it; one that is None is not sent."""
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_pinned = limit != cpus
         if is_pinned:  # the cpuset may have shrunk since that pin, or be another
@@ -151,7 +151,7 @@ class ProcessContext:
         is_narrowed = is_choice and not is_unbound and not limit >= (self.cpuset or limit)
         narrowed = format_list(limit) if is_narrowed else None
         if environment.SLURM_JOB in environ and not is_pinned:
-            return {environment.SLICE: narrowed}  # the other one is for its slice's pin
+            return {environment.SLICE: narrowed}  # ALLOWED is only for a pinned task
         return {environment.SLICE: narrowed, environment.ALLOWED: format_list(limit)}
 
     def _check_list(self) -> None:
@@ -197,7 +197,7 @@ class ProcessContext:
         launchers = environ.keys() & environment.LAUNCHERS.keys()
         is_lone_worker = environ.get("LOCAL_WORLD_SIZE") == "1"
         if launchers <= {environment.LOCAL_RANK} and not is_lone_worker:
-            facts[environment.TORCHRUN] = None  # it does not matter there; 0.2 refuses it
+            facts[environment.TORCHRUN] = None  # it has no effect here; 0.2 refuses it
         return facts
 
     @property
@@ -210,7 +210,7 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
     """Return the launcher of a process with this parent and environment, and its environment.
 
     The launcher is the nearest ancestor with another rank: a script of the rank has the same one.
-    0: not known; None: not readable.
+    A launcher of 0 is not known; an environment of None cannot be read.
     """
     of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
     pid = parent
@@ -226,7 +226,7 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
 def _read_soon(pid: int) -> Mapping[str, str] | None:
     """Return the environment of another process; None if it cannot be read in time."""
     try:
-        return in_time(lambda: environment_of(pid), 0.3)  # a page fault may lock it
+        return in_time(lambda: environment_of(pid), 0.3)  # a page fault there may block the read
     except TimeoutError:
         return None
 
@@ -262,7 +262,7 @@ def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
 
 
 def may_open(path: str) -> bool:
-    """Return whether this process may open a file, also by its device cgroup."""
+    """Return whether this process may open a file, by permissions and by its device cgroup."""
     return os.access(path, os.R_OK | os.W_OK)
 
 

@@ -1,7 +1,7 @@
 """Names of GPUs, and lists of visible devices, which are read as their drivers read them.
 
 CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are one list. ROCm has two: ROCR_VISIBLE_DEVICES
-filters, and HIP_VISIBLE_DEVICES indexes the rest, written
+filters, and HIP_VISIBLE_DEVICES indexes what is left, written
 `ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolation
@@ -62,7 +62,7 @@ class VisibleDevices(NamedTuple):
     cut: str | None = None  #: the variable whose list ends early, and where it ends
 
 
-#: A device, after the name by which a request names it or could name it.
+#: The name by which a request names a device, or could name it; and the device.
 Entry = tuple[str, ComputeDevice]
 
 
@@ -136,7 +136,7 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
     else:
         raise InvalidRequestError(
             f"gpus: {quote(entry)} is not an index, UUID or PCI bus id; write them like 0,1 or "
-            "GPU-8a1f0c3e or 0000:07:00.0, or all alone"
+            "GPU-8a1f0c3e or 0000:07:00.0, or give only the word all"
         )
     if len(matches) == 1:
         return matches[0]
@@ -190,7 +190,7 @@ def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
 
 
 def _lists(value: str, vendors: Collection[str]) -> dict[str, str]:
-    """Return the variables in a value, in the order in which they apply."""
+    """Return the variables that a value of `visible` holds, in the order in which they apply."""
     assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
     for vendor in ("amd", "8086"):
         if assigned.keys() <= set(VISIBLE[vendor]):
@@ -206,8 +206,8 @@ def _ze_devices(text: str) -> list[int]:
 def narrow_visible(value: str | None, vendor: str, numbers: Sequence[int]) -> tuple[str, str]:
     """Return a variable and its value that restrict a caller to some of the devices it sees.
 
-    `numbers` are the caller's, `value` what its variables are now. The result has no text of the
-    caller, since a shell may read it. Raises UnsatisfiableError if the vendor has no such variable.
+    `numbers` are devices by the caller's numbers, `value` its variables now. No text of the caller
+    is returned: a shell may read it. Raises UnsatisfiableError if the vendor has no such variable.
     """
     if vendor not in VISIBLE:
         raise UnsatisfiableError(f"choose: no variable is known that chooses GPUs of {vendor}")
@@ -245,15 +245,13 @@ def _read_list(variable: str, text: str, seen: VisibleDevices) -> VisibleDevices
     if not devices:
         return view._replace(hidden_by=seen.hidden_by or listed)
     if len(devices) < len(entries):
-        end = (
-            f"ends before {quote(entries[len(devices)])}, which is not here, as the driver reads it"
-        )
+        end = f"ends before {quote(entries[len(devices)])}, which the driver does not find here"
         return view._replace(cut=f"{listed} {end}")
     return view
 
 
 def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:
-    """Return the devices of a list, which ends before an unreadable, negative or missing one."""
+    """Return the devices of a list, up to the first unreadable, negative or missing one."""
     numbers = list(takewhile(lambda number: number >= 0, map(_strtoul, entries)))
     if len(set(numbers)) < len(numbers):
         return ()

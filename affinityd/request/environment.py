@@ -161,7 +161,7 @@ class Rank:
 
 
 def gpus_in(value: str) -> int:
-    """Return how many GPUs a value of `visible` names; of ROCm's variables the last decides."""
+    """Return how many GPUs a value of `visible` names; the last of ROCm's variables decides."""
     return len(value.rpartition("=")[2].split(","))
 
 
@@ -200,7 +200,7 @@ def local_rank(environ: Environment) -> Rank | None:
     of_several = [rank for rank in ranks if (rank.size or 0) > 1]
     if nearest.size == 1 and of_several and not of_torchrun:
         nearest = of_several[0]
-    no_mpi = (LOCAL_RANK, FLUX_TASK, SLURM_TASK)  # any of several MPI launchers may be the nearer
+    no_mpi = (LOCAL_RANK, FLUX_TASK, SLURM_TASK)  # of MPI launchers, the nearer one is unknown
     among = [rank for rank in ranks if rank.variable not in no_mpi and rank.size != 1]
     for rank in among[1:]:
         sizes = {rank.size, among[0].size} - {None}
@@ -220,8 +220,8 @@ def local_rank(environ: Environment) -> Rank | None:
 
 def _contradiction(one: Rank, other: Rank) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{one.variable}={one.number} and {other.variable}={other.number} are of two launchers, of "
-        "which either may be the nearer: unset one of them"
+        f"{one.variable}={one.number} and {other.variable}={other.number} are of two launchers, "
+        "and it is not known which is nearer: unset one variable"
     )
 
 
@@ -253,7 +253,7 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
                 continue  # Slurm also numbers a batch script and an interactive shell
             tasks = slurm_tasks(environ)
             size = tasks if tasks is not None and rank < tasks else None
-        elif variable != FLUX_TASK or environ.get("FLUX_JOB_NNODES") == "1":  # else the job's
+        elif variable != FLUX_TASK or environ.get("FLUX_JOB_NNODES") == "1":  # else it is the job's
             size = next((_count(environ, name) for name in sizes if environ.get(name)), None)
         if size is not None and rank >= size:
             line = f"{variable}={rank}, but there are {size} ranks here: unset it"
@@ -274,7 +274,8 @@ def _count(environ: Environment, name: str) -> int | None:
 def is_alone(environ: Environment, rank: Rank) -> bool:
     """Return whether a task is its launcher's only one here: all GPUs that it sees are its own.
 
-    So is the first one where no launcher tells the number. torchrun's worker has LOCAL_RANK's GPU.
+    If no launcher tells the number of tasks, the first one counts as alone. A worker of torchrun
+    does not: LOCAL_RANK says which GPU it has.
     """
     if rank.variable == LOCAL_RANK and TORCHRUN in environ:
         return False
@@ -282,7 +283,7 @@ def is_alone(environ: Environment, rank: Rank) -> bool:
 
 
 def slurm_tasks(environ: Environment) -> int | None:
-    """Return how many tasks a Slurm step has on this node, from SLURM_GTIDS, else from 4(x2),3."""
+    """Return how many tasks a Slurm step has on this node: by SLURM_GTIDS, or 4(x2),3 by node."""
     listed = environ.get("SLURM_GTIDS")
     if listed:
         tasks_here = listed.split(",")
@@ -302,13 +303,13 @@ def slurm_tasks(environ: Environment) -> int | None:
 
 
 def chooses_gpu(environ: Environment) -> bool:
-    """Return whether AFFINITYD_CHOOSE_GPU applies: once, and not if LOCAL_RANK is the device."""
+    """Return whether AFFINITYD_CHOOSE_GPU applies: no GPU is chosen yet, nor by LOCAL_RANK."""
     word = environ.get(CHOOSE_GPU, "").lower()
     return word in YES and environ.keys().isdisjoint((LOCAL_RANK, GPUS))
 
 
 def job_cpus(environ: Environment) -> int | None:
-    """Return how many CPUs a job has on this node; None: unknown, as from a list by node."""
+    """Return how many CPUs a job has on this node; None: unknown, as if nodes differ."""
     by_node = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
     return None if "," in by_node else number(by_node.partition("(")[0])
 
@@ -334,7 +335,7 @@ def task_of(environ: Environment) -> str:
     """Return a process's task as text: step, ranks, GPUs and settings, by the variables.
 
     A pin holds for one task; ranks of a launcher that inherit its variables are other tasks. A
-    script of a rank may export its number by another name. Raises InvalidRequestError.
+    rank's script may export the rank's number by another name. Raises InvalidRequestError.
     """
     again = variables_of_rank(environ)[:-1]
     launchers = [name for name in LAUNCHERS if name not in again]

@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
     task: Task = Task()
     observe: CpuSet | None = None  #: CPUs that an observing caller keeps; None: it pins
-    nics: int | None = None  #: how many for each rank; None: the part of its GPU
+    nics: int | None = None  #: NICs for each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
     choose: str | None = None  #: "gpu": the ranks keep their CPUs, and near GPUs are chosen
@@ -196,7 +196,7 @@ PARAMETERS = {
     ),
     "rank": Parameter(_read_ranks, "answer only for these ranks of the request"),
     "ranks": _number(
-        "how many ranks there are: rank i drives entry i of gpus, modulo their number", MAX_ENTRIES
+        "how many ranks: rank i drives entry i of gpus, modulo the number of entries", MAX_ENTRIES
     ),
     "job": Parameter(
         _read_entries, "all GPUs of the caller's job, in node numbering: they divide the cores"
@@ -228,7 +228,7 @@ PARAMETERS = {
         "the caller's devices, in node numbering: indices, UUIDs, files (minor:N of NVIDIA's, "
         "drm:N, davinci:N, accel:N), or none",
     ),
-    "observe": Parameter(parse_list, "count the plan only: the caller stays on these CPUs"),
+    "observe": Parameter(parse_list, "only count the plan: the caller keeps these CPUs"),
     "share": _choice(
         "divide the cores among the requested GPUs, or all of the node's",
         "auto",

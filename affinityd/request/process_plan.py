@@ -27,7 +27,7 @@ class ProcessPlan:
     allowed: CpuSet
     memory_nodes: CpuSet
     visible_memory: CpuSet = frozenset()  #: memory nodes near any visible GPU
-    near: CpuSet | None = None  #: near ones of the allowed CPUs; set if far ones were added
+    near: CpuSet | None = None  #: the near allowed CPUs; None: no far ones were added
     gpus: CpuSet = frozenset()  #: indices of the node itself; empty if uncertain
     visible: Mapping[str, str]  #: variables that restrict the process to GPUs chosen for it
     nodes: CpuSet = frozenset()  #: the home nodes

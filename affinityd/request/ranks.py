@@ -54,7 +54,7 @@ class Resolved:
     entries: tuple[Entry, ...]  #: the GPUs that the request names, else all that its caller sees
     job: tuple[Entry, ...]  #: the GPUs of the caller's job; (): not known
     cpuset: CpuSet  #: the CPUs that the request states, else the caller's, else all
-    mask: CpuSet | None  #: a Slurm task's mask as it is; else the stated CPUs; None: unknown
+    mask: CpuSet | None  #: a Slurm task's current mask; else the stated CPUs; None: unknown
     within: CpuSet | None  #: the CPUs of the caller's cgroup; None: not known
     allowed: CpuSet  #: the CPUs to plan on; Slurm tasks have others
 
@@ -102,8 +102,8 @@ def plan_ranks(resolved: Resolved) -> Planned:
     is_part = len({gpu.key for gpu in demand.gpus}) < len(node.topology.gpus)
     if together and is_part and MODES[options.mode].unique and result.share == "requested":
         message = (
-            f"CPUs {format_list(allowed)} are not the whole machine: jobs on other GPUs that may "
-            "run there may get the same ones"
+            f"CPUs {format_list(allowed)} are not the whole machine: jobs on other GPUs "
+            "may get the same CPUs, if they may run there"
         )
         return add_warnings(planned, PlanWarning("not_unique", message))
     return planned
@@ -129,7 +129,7 @@ def _place_in_job(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset[int]
 
 
 def _place_on_own_gpus(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset[int], int]:
-    """Return the same for a task to which only its own GPUs matter."""
+    """Return what `_place_in_job` does, for a task to which only its own GPUs matter."""
     task = resolved.task
     own = resolved.entries
     ranks = task.ranks or len(own)
@@ -142,9 +142,9 @@ def _place_on_own_gpus(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset
 
 
 def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
-    """Return the GPUs of each rank, assumed in turns, if all ranks see the same GPUs.
+    """Return the GPUs of each rank if all ranks see the same GPUs: they are dealt in turns.
 
-    If there are fewer ranks than GPUs, each has a block; AFFINITYD_GPU_ORDER may say otherwise.
+    If there are fewer ranks than GPUs, each rank has a block; AFFINITYD_GPU_ORDER has precedence.
     Raises BoundError.
     """
     entries = resolved.entries
@@ -180,7 +180,7 @@ def check_step_gpus(task: SlurmTask, visible: Sequence[Entry]) -> None:
 
 
 def plan_chosen(resolved: Resolved) -> Planned | None:
-    """Plan ranks on GPUs that are chosen for them, of those that all ranks of a node see.
+    """Plan ranks on GPUs that are chosen for them from the GPUs that all ranks of a node see.
 
     Every rank finds the same of four cases. 1. The GPUs are the rank's own, maybe by an earlier
     choice: None. 2. The CPUs of all ranks are known: they keep them, and get the GPUs near them. 3.
@@ -197,7 +197,7 @@ def plan_chosen(resolved: Resolved) -> Planned | None:
     for name, device in entries:
         if device.gpu.numa_node is None:
             why = f"the machine does not say on which NUMA node GPU {name} is"
-            raise UnsatisfiableError(f"choose: {why}, one of those to choose from")
+            raise UnsatisfiableError(f"choose: {why}, so this GPU cannot be chosen")
     if task.slurm:
         check_step_gpus(task.slurm, entries)
     if known:
@@ -238,7 +238,7 @@ def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
         ranks = len(task.masks) or 1
         return range(ranks), ranks
     if not task.ranks:
-        raise UnsatisfiableError(f"{UNKNOWN_CPUS}, nor is their number: give ranks")
+        raise UnsatisfiableError(f"{UNKNOWN_CPUS}, nor is the number of ranks: give ranks")
     if task.rank[0] >= task.ranks:
         raise InvalidRequestError(f"choose: rank {task.rank[0]} is not one of {task.ranks} ranks")
     return [task.rank[0]], task.ranks
@@ -255,7 +255,7 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
     cpus = online & resolved.cpuset
     unknown = task.masks_unknown
     if task.cpuset is None and ranks > 1 and not cpus >= online & (resolved.within or cpus):
-        unknown = f"the caller is bound to {format_list(cpus)}: cpuset says what all ranks have"
+        unknown = f"the caller is bound to {format_list(cpus)}: give the CPUs of all as cpuset"
     if unknown and not task.masks:
         raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {unknown}")
     if not task.masks:
@@ -273,8 +273,8 @@ def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
     now = (resolved.mask or frozenset()) & online
     is_pinned = now == slurm.pinned & online
     if now != own and not (is_pinned and slurm.allowed <= frozenset[int]().union(*known)):
-        theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(own)} for this one"
-        raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {theirs}, and its own are {format_list(now)}")
+        theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(own)} for this rank"
+        raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {theirs}, but it may run on {format_list(now)}")
     return known if len(set(known)) > 1 else ()
 
 
@@ -319,7 +319,7 @@ def plan_bound(
     *,
     remedy: str = "",
 ) -> Planned:
-    """Plan the ranks of a process on the CPUs to which a launcher has bound it, and only it."""
+    """Plan the ranks of a process on CPUs to which a launcher has bound no other process."""
     options = replace(resolved.request.options, cpus=None)
     ranks = sorted(asked)
     gpus = gpus_of([entries[rank] for rank in ranks])
@@ -332,7 +332,7 @@ def plan_bound(
 def _plan_in_slice(
     resolved: Resolved, entries: tuple[Entry, ...], asked: frozenset[int]
 ) -> Planned:
-    """Plan as `plan_bound`, if other processes may share the CPUs."""
+    """Plan as `plan_bound` does, on CPUs that other processes may share."""
     cpus = resolved.allowed
     if not cpus:
         raise UnsatisfiableError("no CPU is allowed: the launcher's mask has none of this machine")
@@ -348,7 +348,7 @@ def _plan_in_slice(
 def _ask_by_allotment(
     node: Node, options: Options, tasks: int, entries: Sequence[Entry], allowed: CpuSet
 ) -> tuple[Options, dict[int | None, int]]:
-    """Return a demand for a rank's part of an allotment, and for each home node's ranks."""
+    """Return options for a rank's part of an allotment, and how many CPUs each home's ranks get."""
     cpus = min(options.cpus or 1, cores_of_gpu(node.topology))
     sees_all = len(entries) >= tasks
     gpus = gpus_of(entries) if sees_all else node.topology.gpus
@@ -385,7 +385,8 @@ def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
 def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[Entry, ...]:
     """Return the GPUs of a task's job, by the node's numbering; (): not known.
 
-    They are also unknown if a note of the job does not fit; a misfit among stated ones is an error.
+    GPUs that a variable names count only if the task's own GPUs are among them. If they are not
+    among stated GPUs, that is an error.
     """
     if not task.job:
         return ()

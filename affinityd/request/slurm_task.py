@@ -52,7 +52,7 @@ class StepTask:
     resolved: Resolved
     task: SlurmTask
     dealt: GpusOfRanks  #: the GPUs of each task, as far as this task knows
-    job: tuple[Entry, ...]  #: the GPUs of its job; (): no note has them, or not all are here
+    job: tuple[Entry, ...]  #: the GPUs of its job; (): not known, or not all are here
     is_bound: bool  #: whether Slurm chose its GPUs; if not, all tasks of the step see the same
 
     @property
@@ -105,7 +105,7 @@ def _job_gpus(resolved: Resolved, task: SlurmTask) -> tuple[Entry, ...]:
     job = resolved.job
     if not job:
         check_step_gpus(task, resolved.entries)
-    if len(job) < (task.step_gpus or 0):  # a prolog sees one type only
+    if len(job) < (task.step_gpus or 0):  # a prolog lists GPUs of one type only
         job = ()
     everything = all_devices(resolved.node.topology)
     if not job and task.step_gpus == len(everything.by_index):  # all GPUs of the node
@@ -166,7 +166,7 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
 
 
 def _dealt_before(step: StepTask, slices: tuple[CpuSet, ...]) -> CpuSet | None:
-    """Return the CPUs that a pinned task was dealt before; None: it is not pinned by a deal."""
+    """Return the CPUs that a pinned task was dealt before; None: no deal pinned it."""
     task = step.task
     mask = step.resolved.mask
     online = step.resolved.node.topology.online
@@ -220,8 +220,8 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
     planned = Planned(step.own, step.ranks, options, result, allowed)
     if mode.unique and has_siblings:
         message = (
-            f"mode {options.mode} has too few CPUs near this task's GPUs to give it as many as it "
-            "asked for: it has those of mode node, which other tasks may share"
+            f"mode {options.mode} has too few CPUs near this task's GPUs for the number that it "
+            "asked for: it has the CPUs of mode node, which other tasks may share"
         )
         return add_warnings(planned, PlanWarning("not_unique", message))
     return planned
@@ -271,7 +271,7 @@ def _tasks_at(step: StepTask, home: int | None, home_of: Mapping[Entry, int | No
 def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned | None:
     """Return the plan of all ranks that divide the CPUs; the task has the blocks of its GPUs.
 
-    None if no block keeps other tasks out, is near, and has as many CPUs as were asked for.
+    None: such a block is far, shared with other tasks, or smaller than what was asked for.
     """
     task = step.task
     node = step.resolved.node
@@ -282,7 +282,7 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
         job = own
         dividing = replace(dividing, share="node")
     places = tuple(places_of(entry, job)[0] for entry in own)
-    if step.is_bound:  # neighbors share a GPU: --ntasks-per-gpu
+    if step.is_bound:  # tasks of adjacent numbers share a GPU: --ntasks-per-gpu
         sharing = -(-task.tasks * len(own) // (task.step_gpus or 1))
         slot = task.number % sharing
     else:
@@ -290,7 +290,7 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
         slot = step.dealt[: task.number].count(own)
     knows_step = step.is_bound and len(step.job) == task.step_gpus
     if sharing > 1 and knows_step and places != (task.number // sharing,):
-        return None  # tasks that are unknown, and no neighbors, share the GPU
+        return None  # tasks of adjacent numbers do not share the GPU: others do
     entries = repeat_each(job, sharing)
     ranks = frozenset(place * sharing + slot for place in places)
     try:

@@ -83,7 +83,7 @@ class Task:
     masks: tuple[CpuSet, ...] = ()  #: the CPUs of each rank here; (): all ranks have the same
     masks_unknown: str | None = None  #: why the masks are not known; None: they are
     opened: str | None = None  #: devices that it may open, also those of other jobs
-    has_own_block: bool = False  #: siblings have other GPUs and blocks of cores
+    has_own_block: bool = False  #: its siblings have other GPUs and other cores
     is_process: bool = False  #: whether it may number GPUs differently from the node
     is_launched: bool = False  #: `job` may be another process's; a rank may exceed it
 
@@ -100,7 +100,7 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
             f"env: {launched.variable}={launched.number} of {launched.size or 'unknown'} ranks on "
             f"this node are too many; the most is {env.MAX_ENTRIES}"
         )
-    rank = launched  # its launcher started several ranks, of which it is one
+    rank = launched  # the process is one of several ranks of a launcher
     if launched is not None and (env.is_alone(environ, launched) or env.GPUS in environ):
         rank = None
     task = replace(
@@ -122,7 +122,7 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
         return replace(task, granted=_choose_granted(environ, task))
     if stated.rank and stated.ranks:
         return task
-    if rank is None or stated.rank:  # one of as many as its launcher, or its GPUs, tell
+    if rank is None or stated.rank:  # one rank; its launcher or GPUs tell of how many
         return replace(task, job=None, ranks=rank.size if rank else None)
     by_number = replace(task, job=None, rank=(rank.number,), ranks=stated.ranks or rank.size)
     if is_named or stated.ranks:
@@ -191,7 +191,7 @@ def _choose_granted(environ: Environment, task: Task) -> str | None:
 
 
 def _set_apart(environ: Environment, task: Task, rank: Rank, options: Options) -> Task | None:
-    """Return a rank whose single GPU no sibling sees, as one with a block of cores of its own."""
+    """Return a rank with a block of cores of its own if no sibling sees its only GPU; else None."""
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return None
     container = task.nvidia_visible or task.granted
@@ -213,7 +213,7 @@ def _set_apart(environ: Environment, task: Task, rank: Rank, options: Options) -
     return replace(task, job=job, has_own_block=job is None)
 
 
-# Its GPUs.
+# The GPUs that a task sees.
 
 
 def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
@@ -232,7 +232,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
         seen = number_tiles(seen)
     seen = seen._replace(doubt=_doubt_of_order(topology, task, seen))
     of_daemon = None if task.mps == env.MPS_UNKNOWN else read_visible(task.mps, seen)
-    # If the list does not fit the devices that this process sees, it counts other devices.
+    # A list that does not fit the devices that this process sees is about other devices.
     if of_daemon is None or (task.mps is not None and (of_daemon.cut or not of_daemon.by_index)):
         why = f"{env.MPS_PIPE}: its MPS daemon's list, by which CUDA counts, cannot be read"
         gpus = frozenset(device.gpu.key for device in seen.by_index.values())
@@ -288,7 +288,7 @@ def _granted_device(everything: VisibleDevices, entry: str) -> ComputeDevice:
 def _devices_of_container(
     everything: VisibleDevices, listed: str, granted: tuple[ComputeDevice, ...] | None
 ) -> tuple[ComputeDevice, ...] | None:
-    """Return the devices that a container lists; None: no list (`all`), or others are in it."""
+    """Return the devices that a container lists; None: no list (`all`), or not all are granted."""
     try:
         wanted = {at(everything, entry.strip()) for entry in listed.split(",")}
     except (InvalidRequestError, NoSuchGpuError):

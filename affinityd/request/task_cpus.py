@@ -24,8 +24,8 @@ class TaskCpus:
     cpus: int | None = None  #: a number
     tasks: int | None = None  #: or it asked for an equal part of so many tasks' CPUs
     of_job: int | None = None  #: how many the job, or the container, has on this node
-    #: Only the size of the mask or cpuset tells the CPUs: the part is at most a GPU's part of the
-    #: machine's cores, and ignored if it is the whole machine.
+    #: Only the size of the mask or cpuset tells how many: then the part is at most a GPU's part of
+    #: the machine's cores, and a mask of the whole machine tells nothing.
     is_allotment: bool = False
     is_container: bool = False  #: `of_job` is a container's: without a limit it is the whole node
 
@@ -78,7 +78,7 @@ def read_asked_cpus(
 
 
 def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
-    """Return Slurm's -c, for a script the -c of all its tasks; None: not given."""
+    """Return Slurm's -c, for a batch script times its tasks; None: -c was not given."""
     each = number(environ.get("SLURM_CPUS_PER_TASK"))
     if not each or (rank and rank.variable != env.SLURM_TASK):
         return None
@@ -111,8 +111,8 @@ def bound_by(environ: Environment, launched: Rank | None) -> str | None:
     is_own_list = kind.startswith("mask_cpu") and _has_slurm_masks(environ)
     if kind.startswith("none"):
         return (
-            "--cpu-bind=none, of the user or the site, leaves its CPUs alone; without it each task "
-            "keeps the CPUs that Slurm chose, and affinityd exchanges far ones"
+            "--cpu-bind=none, of the user or the site, leaves its CPUs alone; without this option "
+            "a task keeps the CPUs that Slurm chose, and affinityd exchanges far ones"
         )
     if kind.startswith(("rank", "map_", "mask_")) and not is_own_list:
         option = one_line(kind.partition(":")[0][:MOST_SHOWN])
@@ -162,10 +162,10 @@ def read_masks(environ: Environment) -> tuple[tuple[CpuSet, ...], str | None]:
         kind = one_line(kind[:MOST_SHOWN])
         why = f"--cpu-bind={kind} does not list them, --cpu-bind=cores does"
     elif env.SLICE in environ and in_slurm:
-        why = "a script bound this one, as by numactl or taskset: --cpu-bind=cores in its place"
+        why = "a script bound this rank, as by numactl or taskset: use --cpu-bind=cores instead"
     elif env.SLICE in environ:
         switch = env.UNBINDING.get(rank.variable, "another launch")
-        why = f"the launcher bound each to its own: {switch}, or srun"
+        why = f"the launcher bound each rank to its own: use {switch}, or srun"
     return (), why
 
 

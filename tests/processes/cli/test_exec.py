@@ -275,7 +275,7 @@ def test_a_memory_policy_applies_or_a_line_says_that_it_was_refused(
 # What is in the way.
 
 
-LATE = "no plan within 0.006 s of the start; a larger timeout gives it longer; the "
+LATE = "no plan within 0.006 s of the start; a larger timeout allows more time; the "
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_stated_cpus_take_precedence_over_the_caller_s_mask() -> None:
 
 def test_a_bound_caller_without_variables_may_be_one_rank_of_several() -> None:
     two = {"mode": "node", "choose": "gpu", "rank": "1", "ranks": "2"}
-    with pytest.raises(AffinityError, match=r"not known: the caller is bound to 0-15: cpuset says"):
+    with pytest.raises(AffinityError, match=r"not known: the caller is bound to 0-15: give"):
         ask(machine("mi250x"), mask="0-15", may_use="0-127", **two)
     for known in ({"mask": "0-15"}, {"mask": "0-7", "may_use": "0-127", "cpuset": "0-15"}, {}):
         assert gpus_of(ask(machine("mi250x"), **known, **two)) == "4,5,6,7"

@@ -106,7 +106,7 @@ def test_a_rank_is_a_number() -> None:
     assert (number("0"), number(str(2**32 - 1))) == (0, 2**32 - 1)
 
 
-TWO = "{} and {} are of two launchers, of which either may be the nearer: unset one of them"
+TWO = "{} and {} are of two launchers, and it is not known which is nearer: unset one variable"
 OTHERS = "PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=4"
 
 
