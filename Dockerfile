@@ -4,10 +4,10 @@
 # By its digest: a tag may name another image tomorrow.
 ARG BASE_IMAGE=python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 
-# Other projects' packages, as locked by scripts/lock. This layer changes with that alone, and an upgrade
-# brings a node no more than the last one. Nothing but wheels: a source would run its own build.
+# Other projects' packages, as locked by scripts/lock. This layer changes only with the lock, so an upgrade
+# transfers only the last layer to a node. Only wheels: a source package would run its own build.
 FROM ${BASE_IMAGE} AS dependencies
-# How pip reaches an index, where that is not PyPI; nothing of it enters the image.
+# How pip reaches another index than PyPI; nothing of these enters the image.
 ARG PIP_INDEX_URL
 ARG PIP_CERT
 WORKDIR /src
@@ -16,7 +16,7 @@ RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/affinityd \
     && /opt/pip/bin/pip install --no-cache-dir --only-binary :all: --require-hashes -r build.txt \
     && /opt/pip/bin/pip --python /opt/affinityd/bin/python install --no-cache-dir --no-compile \
         --only-binary :all: --require-hashes -r requirements.txt \
-    # Bytecode that is valid for any times of its sources: a read-only root keeps no newer one.
+    # Bytecode that is valid whatever its sources' times are: a read-only root cannot store newer bytecode.
     && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/affinityd
 
 FROM dependencies AS package
@@ -30,8 +30,8 @@ RUN /opt/pip/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel
     && python3 -m compileall -q -s /package --invalidation-mode unchecked-hash /package
 
 FROM ${BASE_IMAGE}
-# The base's pip goes, and what would bring it back. Its own modules come without bytecode where it
-# is python:3.12-slim.
+# The base image's pip is removed, and what would bring it back. The modules of python:3.12-slim come without
+# bytecode.
 RUN if python3 -c 'import pip' 2>/dev/null; then python3 -m pip uninstall --yes pip setuptools wheel; fi \
     && stdlib=$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))') \
     && rm -rf "$stdlib/ensurepip" /usr/share/python-wheels \
@@ -47,7 +47,7 @@ LABEL org.opencontainers.image.title="affinityd" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
-# Where a daemon that is not root's has its socket.
+# The socket's folder for a daemon that does not run as root.
 ENV XDG_RUNTIME_DIR=/run/affinityd \
     PATH=/opt/affinityd/bin:$PATH
 EXPOSE 9465 9466

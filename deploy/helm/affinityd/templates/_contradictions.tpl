@@ -5,13 +5,13 @@
       "socket.enabled" "socket.hostPath" "plan" "affinity" "updateStrategy.type" "resources" "serviceAccount.create"
       "networkPolicy" "metrics.podMonitor" "metrics.prometheusRule.runbookUrl" "dashboards" }}
 {{- if not (include "affinityd.valueAt" (list $ .)) }}
-{{- fail (printf "%s has no value: set it; or, if those of an earlier chart are reused, give --reset-then-reuse-values instead of --reuse-values" .) }}
+{{- fail (printf "%s has no value: set it; or, if you reuse the values of an earlier chart, give --reset-then-reuse-values instead of --reuse-values" .) }}
 {{- end }}
 {{- end }}
-{{- /* Values of 0.2 whose loss would take an address, a name, a right or a place from jobs, or their metrics: each with what it is now. */}}
+{{- /* Values of 0.2 that jobs or metrics may depend on: each with the value that changes nothing, and the advice for any other. */}}
 {{- range list
-      (list "ports.http" "9465" "the port is always 9465: leave it out, and let scrapers use that")
-      (list "ports.plan" "9466" "the port is always 9466: leave it out, and give jobs that one in AFFINITYD_URL")
+      (list "ports.http" "9465" "the port is always 9465: leave ports.http out, and let scrapers use 9465")
+      (list "ports.plan" "9466" "the port is always 9466: leave ports.plan out, and give jobs 9466 in AFFINITYD_URL")
       (list "plan.annotations" "" "set commonAnnotations")
       (list "metrics.service.annotations" "" "set commonAnnotations")
       (list "serviceAccount.annotations" "" "set commonAnnotations")

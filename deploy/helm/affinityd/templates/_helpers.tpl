@@ -54,7 +54,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default .Release.Namespace .Values.namespaceOverride }}
 {{- end }}
 
-{{- /* The annotations of an object, of the chart's values and its own. */}}
+{{- /* The annotations of an object: commonAnnotations, and the annotations given for this object. */}}
 {{- define "affinityd.annotations" -}}
 {{- with mergeOverwrite (dict) (index . 0).Values.commonAnnotations (default dict (index . 1)) }}
 {{- printf "\n  annotations:\n%s" (toYaml . | indent 4) }}
@@ -72,7 +72,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* The security context of an unprivileged container: the test's, and the daemon's. */}}
+{{- /* The security context of an unprivileged container: of the test, and of the daemon. */}}
 {{- define "affinityd.securityContext" -}}
 allowPrivilegeEscalation: false
 capabilities:
@@ -155,7 +155,7 @@ seccompProfile:
 http://{{ include "affinityd.fullname" . }}.{{ include "affinityd.namespace" . }}:9466
 {{- end }}
 
-{{- /* Where the daemon sees its socket's folder: as the node, which mounts it in containers by NRI. */}}
+{{- /* The path of the socket's folder in the daemon's container. It is the node's path, by which NRI mounts the folder. */}}
 {{- define "affinityd.socketFolder" -}}
 {{ ternary .Values.socket.hostPath "/run/affinityd" .Values.socket.enabled }}
 {{- end }}

@@ -1,4 +1,4 @@
-{{- /* Settings of the chart itself: a second one would be dropped, or break the pod. */}}
+{{- /* What the chart sets itself: a second setting of the same would be dropped, or break the pod. */}}
 {{- define "affinityd.chartsOwn" -}}
 {{- $remedies := dict
       "--listen" "; set listenAddress instead"
@@ -21,7 +21,7 @@
 {{- end }}
 {{- end }}
 
-{{- /* Each flag has its variable. */}}
+{{- /* Each flag has a variable, for which the same holds. */}}
 {{- $variables := dict }}
 {{- range $flag, $remedy := $remedies }}
 {{- $_ := set $variables (printf "AFFINITYD%s" (trimPrefix "-" $flag | upper | replace "-" "_")) $remedy }}
