@@ -24,7 +24,7 @@ PACKAGING = REPOSITORY / "packaging"
 PYTHONS = range(11, 15)  #: the minor versions: of the lock's oldest, to the newest that was tried
 PLATFORMS = ("manylinux2014", "manylinux_2_28")  #: of wheels: glibc 2.28 or newer, as in RHEL 8
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  #: by Debian's names
-#: Folders that other packages have, too, and not every root.
+#: Folders that belong to other packages, too, and do not exist in every root.
 SHARED = ("/etc/slurm", *(f"/usr/share/{it}" for it in ("bash-completion", "fish", "zsh")))
 NAMES = ("affinityd", "affinityd-daemon")
 

@@ -44,7 +44,7 @@ install_missing() {
     quietly apt_install || die "apt-get could not install$missing."
 }
 
-# The lists may be absent, as in an image, or too old: then they are fetched first.
+# The package lists may be absent, as in an image, or too old: then they are fetched first.
 apt_install() {
     export DEBIAN_FRONTEND=noninteractive
     # shellcheck disable=SC2086 # a word a package
@@ -52,7 +52,7 @@ apt_install() {
     "$@" || { apt-get -q update && "$@"; }
 }
 
-# environment EXTRA...: .venv holds this package with these extras, as pyproject.toml has them now.
+# environment EXTRA...: brings .venv up to date with this package and these extras of pyproject.toml.
 environment() {
     made_for="$("$python" --version) in $here"
     if [ "$(cat "$venv/made-for" 2>/dev/null)" != "$made_for" ]; then

@@ -1,6 +1,7 @@
 # Sourced by slurm/task_prolog.sh and by a pod's run: asks affinityd for a plan, and pins by it.
-# Variables are sent unchanged: the daemon interprets them. The sourcing script sets paths (proc, curl,
-# taskset, python; clean starts a tool), has read the switch, and defines `leave REASON`, which exits.
+# Variables are sent unchanged: the daemon interprets them. The sourcing script sets the paths proc, curl,
+# taskset and python, and the prefix `clean`, which starts a tool; has read `switch`; and defines
+# `leave REASON`, which exits.
 # shellcheck shell=sh disable=SC2034,SC2154 # variables of the scripts, and those that eval reads
 
 # Parameters that site and job may choose.
@@ -10,7 +11,7 @@ observe='' granted='' job='' # other parameters, if known
 # Variables of an answer; each restricts a task to the GPUs that were chosen for it.
 visible_variables='CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES ZE_AFFINITY_MASK'
 
-heed() { # WORD: switch, the least of its value and AFFINITYD=WORD
+heed() { # WORD: lowers switch to what AFFINITYD=WORD says, if that is less
     case $1 in
     [Oo][Bb][Ss][Ee][Rr][Vv][Ee]) [ "$switch" = off ] || switch=observe ;;
     [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) switch=off ;;
@@ -23,21 +24,21 @@ is_number() { case $1 in '' | *[!0-9]* | ???????????*) return 1 ;; esac; }
 is_cpulist() { # no machine has a CPU of six digits
     case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]* | *[0-9][0-9][0-9][0-9][0-9][0-9]*) return 1 ;; esac
 }
-read_mask() { # PID: mask, the CPUs on which it may run
+read_mask() { # PID: sets mask to the CPUs on which the process may run
     mask=''
     while read -r name value _; do
         [ "$name" != Cpus_allowed_list: ] || mask=$value
     done <"$proc/$1/status"
     is_cpulist "$mask"
 }
-find_devices() { # PREFIX KIND: granted, the device files that this process may open
+find_devices() { # PREFIX KIND: adds to granted the device files that this process may open
     for device in "$1"[0-9]*; do
         ! is_number "${device#"$1"}" || ! [ -r "$device" ] || ! [ -w "$device" ] ||
             granted=${granted:+$granted,}$2:${device#"$1"}
     done
 }
 
-ask() { # ADDRESS SECONDS VARIABLES: answer, and the status asked; of a socket's path, http://HOST:PORT, or a node.json
+ask() { # ADDRESS (a socket's path, http://HOST:PORT, a node.json) SECONDS VARIABLES: sets answer, and asked to the status
     has "$curl" || has "$python" || leave 'neither curl nor python3 is here, to ask affinityd'
     [ "$switch" = on ] || observe=$mask
     has_mps "${CUDA_MPS_PIPE_DIRECTORY:=/tmp/nvidia-mps}/control" || unset CUDA_MPS_PIPE_DIRECTORY
@@ -54,7 +55,7 @@ ask() { # ADDRESS SECONDS VARIABLES: answer, and the status asked; of a socket's
     asked=$?
     [ "$asked,$((${#answer} < 65536))" = 0,1 ] || answer='' # a plan that was cut off does not count
 }
-has_mps() { # SOCKET: whether an MPS daemon made it, of root or this user; any user may make the folder
+has_mps() { # SOCKET: whether root's or this user's MPS daemon made it; any user may make the folder
     [ -S "$1" ] && [ ! -L "$1" ] || return 1
     [ ! -O "$1" ] || return 0
     read -r _ _ owner _ <<END
@@ -62,7 +63,7 @@ $($clean /bin/ls -dn -- "$1")
 END
     [ "$owner" = 0 ]
 }
-fetch() { # OPTION PARAMETER...; 7: nothing listens
+fetch() { # OPTION PARAMETER...: prints the answer; status 7: no process listens
     if [ -f "$address" ]; then
         $clean "$limit" -s KILL "$seconds" "$affinityd" plan --node-file "$address" "$@"
     elif has "$curl"; then
@@ -70,7 +71,7 @@ fetch() { # OPTION PARAMETER...; 7: nothing listens
         /*) set -- "$@" --unix-socket "$address" http://localhost/plan ;;
         *) set -- "$@" "$address/plan" ;;
         esac
-        for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a queue, unix(7)
+        for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # some ms each: curl does not wait for room in the queue, unix(7)
             $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 --limit-rate 1M "$@"
             status=$?
             [ "$status" = 7 ] || break
@@ -81,7 +82,7 @@ fetch() { # OPTION PARAMETER...; 7: nothing listens
 import http.client, os, signal, socket, sys, urllib.parse
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))  # and that is the end
+signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))  # ends this process
 daemon = http.client.HTTPConnection(sys.argv[1].partition("//")[2] or "localhost")
 if sys.argv[1].startswith("/"):
     daemon.sock = socket.socket(socket.AF_UNIX)
@@ -93,12 +94,12 @@ print(daemon.getresponse().read(65536).decode())
 ' "$address" "$seconds" "$@"
     fi
 }
-read_lines() { # PREFIX: PREFIX_NAME of each line NAME=VALUE of stdin; the last of a name counts
+read_lines() { # PREFIX: sets PREFIX_NAME for each line NAME=VALUE of stdin; the last line of a name counts
     while IFS='=' read -r name value || [ -n "$name" ]; do
         case $name in '' | *[!A-Za-z_]*) ;; *) eval "$1_$name=\$value" ;; esac
     done
 }
-read_settings() { # FILE: site_NAME of each line, as affinityd/config reads it; else fault
+read_settings() { # FILE: sets site_NAME for each line, as affinityd/config reads it; on failure, sets fault
     fault="$1 cannot be read" number=0
     [ -e "$1" ] || [ -L "$1" ] || return 0 # a link may lead where this user may not look
     { [ -f "$1" ] && [ -r "$1" ]; } || return 1
@@ -115,7 +116,7 @@ read_settings() { # FILE: site_NAME of each line, as affinityd/config reads it; 
         eval "site_$name=\$value"
     done <"$1"
 }
-understand() { # cpulist, locality, allowed, warnings, job_gpus, rdma; else reason, the answer's first line
+understand() { # sets cpulist, locality, allowed, warnings, job_gpus, rdma; on failure, reason: the answer's first line
     for name in '' _CPULIST _LOCALITY _ALLOWED _WARNINGS _JOB_GPUS _RDMA _GPUS; do unset "plan_AFFINITYD$name"; done
     for name in $visible_variables; do unset "plan_$name"; done
     read_lines plan <<END
@@ -133,17 +134,17 @@ END
     case $reason in AFFINITYD_* | *[[:cntrl:]]*) reason='' ;; esac
     return 1
 }
-apply() { # PID: mask, which it then has
+apply() { # PID: pins the process, and sets mask to its new mask
     [ "$switch" = on ] || leave "observe: would run on CPUs $cpulist ($locality)"
     [ "$locality" != unknown ] || leave 'the machine does not say where its GPU is'
-    [ "$cpulist" != "$mask" ] || return 0 # unset, it follows a cpuset that grows
+    [ "$cpulist" != "$mask" ] || return 0 # a mask that is not set follows a cpuset that grows
     has "$taskset" || leave 'taskset is not here, to set CPUs'
     "$taskset" -cp "$cpulist" "$1" >/dev/null || leave "CPUs $cpulist were refused"
     read_mask "$1" || leave "CPUs $cpulist could not be read back"
 }
 # Sets the variables of libraries that AFFINITYD_NICS names to the RDMA devices near the GPUs. A user's
 # value stays; the value of an earlier pin is replaced.
-nic_variables() ( # PREFIX: prints NAME=value after it, a line each
+nic_variables() ( # PREFIX: prints a line PREFIX NAME=value for each variable
     case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,\ -]*) return ;; esac
     eval "$(former_nics)"
     ports='' IFS=', '
@@ -166,7 +167,7 @@ former_nics() { # prints `unset NAME` for each variable that an earlier pin has 
         eval "[ \"\${${line%%=*}-}\" != \"\${line#*=}\" ]" || printf 'unset %s\n' "${line%%=*}"
     done
 }
-nic_values() ( # PORTS: prints NAME=value of each library; NCCL would take a list without = for prefixes
+nic_values() ( # PORTS: prints NAME=value for each library; NCCL reads a list without a second = as prefixes
     devices='' IFS=,
     for port in $1; do
         case ,$devices, in *",${port%:*},"*) ;; *) devices=${devices:+$devices,}${port%:*} ;; esac

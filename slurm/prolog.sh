@@ -5,10 +5,10 @@
 # listens, and none left a socket or node.json: then Slurm drains the node. A job without GPUs needs neither note nor daemon.
 
 gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
-case $gpus in '' | NoDevFiles | *[!A-Za-z0-9_.:,/-]*) exit 0 ;; esac # sh has not parsed the rest yet
+case $gpus in '' | NoDevFiles | *[!A-Za-z0-9_.:,/-]*) exit 0 ;; esac # so early that sh has not parsed the rest
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
-notes=/run/affinityd-jobs # root's own, where the daemon's folder may be another user's
+notes=/run/affinityd-jobs # always root's; the daemon's folder may be another user's
 settings=/etc/affinityd.conf
 
 say() {
@@ -35,7 +35,7 @@ leader=${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}
 site_AFFINITYD='' site_AFFINITYD_SOCKET='' site_AFFINITYD_DRAIN=''
 script=$(readlink -f "$0") # it may be a link in a folder of prologs
 fault="${script%/*}/pinning.sh cannot be read"
-trap 'exit 0' EXIT # of a shell that fails to parse it
+trap 'exit 0' EXIT # if the shell fails to parse pinning.sh
 # shellcheck source=slurm/pinning.sh
 [ ! -r "${script%/*}/pinning.sh" ] || . "${script%/*}/pinning.sh"
 trap - EXIT
@@ -45,7 +45,7 @@ read_settings "$settings" || {
 }
 case $site_AFFINITYD in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) exit 0 ;; esac
 socket=${site_AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a queue, unix(7)
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # some ms each: curl does not wait for room in the queue, unix(7)
     problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$socket" \
         http://localhost/readyz 2>&1) && exit 0
     status=$?

@@ -11,11 +11,11 @@ trap 'exit 0' EXIT
 exec 2>/dev/null
 run=/run/affinityd
 
-for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA GPUS PINNED_FOR; do # a batch script's
+for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA GPUS PINNED_FOR; do # those of a batch script
     eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
 done
 shared_file=${0%/*}/pinning.sh
-# Its NICs, too: this may be another node, where a library fails if restricted to NICs that do not exist.
+# Also its variables of NICs: this may be another node, and a library fails if restricted to missing NICs.
 if [ -n "${AFFINITYD_RDMA-}" ] && [ -r "$shared_file" ]; then
     . "$shared_file"
     former_nics
@@ -31,7 +31,7 @@ for file in "$run" /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager /de
 done
 [ -n "$found" ] || exit 0
 
-trap '' XFSZ # of a shell that makes files of its here-documents
+trap '' XFSZ # for a shell that writes here-documents to files
 unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT
 export LC_ALL=C
 
@@ -52,7 +52,7 @@ tell() { # LINE, on stdout of a node's first task, if the user or the site wants
     printf 'print affinityd: %s, task %s: %.400s\n' "${SLURMD_NODENAME-}" "${SLURM_PROCID-}" "$1"
 }
 
-has_answer() { # whether the daemon answered with a plan, or a refusal, which node.json would not change
+has_answer() { # whether the daemon answered with a plan, or with a refusal that node.json would repeat
     understand && return
     case $reason in
     'Malformed request: '* | 'No such GPU: '* | 'Cannot be satisfied: '* | 'Left as it is: '*) ;;
@@ -77,7 +77,7 @@ done
 
 socket=${AFFINITYD_SOCKET:-$run/affinityd.sock}
 case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is not an absolute path" ;; esac
-file=${socket%/*}/node.json # of a daemon that has ended
+file=${socket%/*}/node.json # left by a daemon that has ended
 nothing="no daemon answers at $socket, and no node.json is beside it"
 [ ! -f "$file" ] || nothing="no daemon answers at $socket, and without $affinityd and $limit node.json is not read"
 { has "$affinityd" && has "$limit" && [ -f "$file" ]; } || file=''
@@ -94,7 +94,7 @@ passed="CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_MPS_PIPE_DIRECTORY ROCR_VISI
     ASCEND_RT_VISIBLE_DEVICES ZE_AFFINITY_MASK ZE_FLAT_DEVICE_HIERARCHY ONEAPI_DEVICE_SELECTOR HABANA_VISIBLE_MODULES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
     SLURM_GTIDS SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_GPUS_ON_NODE
     SLURM_CPUS_ON_NODE"
-[ -z "$AFFINITYD_CHOOSE_GPU" ] || passed="$passed AFFINITYD_CHOOSE_GPU" # of a daemon of an earlier release unread
+[ -z "$AFFINITYD_CHOOSE_GPU" ] || passed="$passed AFFINITYD_CHOOSE_GPU" # if unset, an earlier daemon need not know it
 [ -z "$AFFINITYD_GPU_ORDER" ] || passed="$passed AFFINITYD_GPU_ORDER"
 # Bindings by Slurm or the user, in a step; a batch script inherits those of the submitting shell.
 [ -z "${SLURM_STEP_ID-}" ] || passed="$passed SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SLURM_MEM_BIND_TYPE
@@ -107,7 +107,7 @@ asked=7 first=0.7 second=0.85
 has_answer || [ -z "$file" ] || ask "$file" "$second" "$passed"
 case $asked in
 7) trouble=$nothing ;;
-28 | 137 | 142) trouble="no answer in time from $address" ;; # of curl, and of those that are killed
+28 | 137 | 142) trouble="no answer in time from $address" ;; # curl's time-out, or a process that was killed
 *) trouble="no plan from $address (status $asked)" ;;
 esac
 understand || leave "${reason:-$trouble}"
@@ -124,12 +124,12 @@ few=''
 [ -n "${SLURM_CPUS_PER_TASK-}" ] || ! [ "${SLURM_CPUS_ON_NODE-}" -lt "${SLURM_JOB_CPUS_PER_NODE-}" ] ||
     few="; its step has $SLURM_CPUS_ON_NODE of the job's $SLURM_JOB_CPUS_PER_NODE CPUs: give -c"
 case $locality,$AFFINITYD_MODE$AFFINITYD_SCOPE in
-mixed,*socket* | mixed,*even*) ;; # as was asked for
+mixed,*socket* | mixed,*even*) ;; # the task asked for far CPUs
 remote,* | mixed,*)
     few="$few; Slurm gave it far CPUs: --gpu-bind=closest, -c, or Cores= with --gres-flags=enforce-binding"
     ;;
 esac
-# Variables by which another binder undoes the pin, each with the one that prevents it (request/environment.py).
+# Variables by which another binder undoes the pin, each with the variable that prevents it (request/environment.py).
 second=''
 for row in GOMP_CPU_AFFINITY:OMP_PROC_BIND=false OMP_PROC_BIND:OMP_PROC_BIND=false OMP_PLACES:OMP_PROC_BIND=false \
     KMP_AFFINITY:KMP_AFFINITY=none ACCELERATE_CPU_AFFINITY:ACCELERATE_CPU_AFFINITY=0 \
