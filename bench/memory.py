@@ -31,7 +31,7 @@ input()
 
 
 def measure(rounds: int = 15) -> tuple[Ratio, ...]:
-    """Return the time of a sample by that of numa_maps, for each size that there is room for."""
+    """Return the ratios of a sample's time to that of numa_maps, for each size that has room."""
     free = _available() - SPARE
     sizes = [gib for gib in SIZES if gib * GIB <= free]
     if not sizes:

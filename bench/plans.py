@@ -35,14 +35,14 @@ OTHER_UID = 65534
 
 
 def job(seed: int) -> Sequence[str]:
-    """Return what is asked for by a job's ranks; jobs of other seeds have other GPUs."""
+    """Return the queries of a job's ranks; a job of another seed has other GPUs."""
     random_ = random.Random(seed)  # noqa: S311 - nothing secret
     gpus = ",".join(str(random_.randrange(GPUS)) for _ in range(RANKS))
     return [f"/plan?gpus={gpus}&rank={rank}&mode=node" for rank in range(RANKS)]
 
 
 def new_jobs(rounds: int) -> list[float]:
-    """Return the time until the last rank of a new job has its plan, by the peer's."""
+    """Return the time until the last rank of a new job has its plan, divided by the peer's."""
     with (
         tempfile.TemporaryDirectory(prefix="affinityd-bench-") as name,
         live(Path(name, "live"), "--scan-interval=off") as daemon,
@@ -58,7 +58,7 @@ def new_jobs(rounds: int) -> list[float]:
 
 
 def crowded(rounds: int) -> list[float]:
-    """Return the time of a plan beside a thousand connections of another uid, by the limit."""
+    """Return the time of a plan beside 1,000 connections of another uid, divided by the limit."""
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as name:
         Path(name).chmod(0o755)
         with (
@@ -105,7 +105,7 @@ GOAL = 0.05  #: seconds of CPU
 
 
 def costliest(rounds: int) -> list[float]:
-    """Return the CPU time of the costliest query, from its text to its answer, by the goal."""
+    """Return the CPU time of the costliest query, from text to answer, divided by the goal."""
     node = Node(machine("dgx-a100"))
     times = []
     for _ in range(rounds):
@@ -120,7 +120,7 @@ def costliest(rounds: int) -> list[float]:
 
 
 def measure(rounds: int = 20) -> tuple[Ratio, ...]:
-    """Return all."""
+    """Return all ratios."""
     return (
         Ratio(f"last plan of {RANKS} ranks of a new job", PEER, 3, new_jobs(rounds)),
         Ratio(

@@ -17,11 +17,11 @@ from tests.support.machines.sysfs_tree import write_tree
 
 SETTLED, LOAD = 2000, 8000  #: requests, of which no two are the same
 AT_ONCE = 100
-LONG = 30_000  #: characters that a request of each hundred has
+LONG = 30_000  #: characters of every hundredth request
 
 
 def starts(rounds: int) -> list[float]:
-    """Return the time from the start of a process to its first answer, by the peer's."""
+    """Return the time from the start to the first answer, divided by the peer's."""
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as name:
         tree, ours, other = Path(name, "tree"), Path(name, "ours"), Path(name, "peer")
         write_tree(machine("dgx-a100"), tree)
@@ -49,7 +49,7 @@ def _first_answer(command: Sequence[str], path: Path) -> float:
 
 
 def memory() -> tuple[float, float]:
-    """Return the daemon's memory after LOAD, by the peer's and by its own after SETTLED."""
+    """Return the memory after LOAD, divided by the peer's, and by the daemon's after SETTLED."""
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as name:
         path = Path(name, "peer")
         with live(Path(name, "live")) as daemon, peer(path, 2) as other:
@@ -73,7 +73,7 @@ def _question(number: int) -> str:
 
 
 def measure(rounds: int = 15) -> tuple[Ratio, ...]:
-    """Return both."""
+    """Return the ratios of start and memory."""
     return (
         Ratio("start to the first answer", PEER, 1.15, starts(rounds)),
         Ratio("memory after load", PEER, 1.2, memory()[:1]),

@@ -1,4 +1,4 @@
-"""What slurm/task_prolog.sh adds to `srun -n1`, beside an empty TaskProlog, and its CPU time alone.
+"""The time that slurm/task_prolog.sh adds to `srun -n1`, and its CPU time outside of Slurm.
 
 Each way to launch has a Slurm of its own on this machine, which idles while another launches. Every
 round has one launch of each, in random order. Alone, the script's user and system time, with that
@@ -59,7 +59,7 @@ WITHOUT_GPUS = ("unshare", "--mount", "sh", "-ec", _NO_DEVICES, "sh")
 
 
 def measure(rounds: int = 40) -> tuple[Ratio, ...]:
-    """Return the time that a TaskProlog adds to a launch, by that which an empty one adds."""
+    """Return the time that a TaskProlog adds to a launch, divided by an empty TaskProlog's."""
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     with _clusters() as clusters:
         masks = {way: clusters[way].run(*SRUN, *LOOK) for way in WAYS}
@@ -111,7 +111,7 @@ def alone(rounds: int) -> Mapping[str, float]:
 
 
 def without_gpus(rounds: int) -> Mapping[str, float]:
-    """Return the CPU time of each script on a node without GPUs, by that of an empty one."""
+    """Return the CPU time of each script on a node without GPUs, divided by an empty script's."""
     program = f"import json, bench.prolog as it; print(json.dumps(it.scripts_here({rounds})))"
     command = (*WITHOUT_GPUS, sys.executable, "-c", program)
     costs: Mapping[str, float] = json.loads(subprocess.check_output(command, cwd=SCRIPTS.parent))

@@ -1,4 +1,4 @@
-"""Two things measured in turn, in one run: what counts is how often one goes into the other."""
+"""Measures affinityd and a peer in turn, in one run; the result is the ratio."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median, quantiles
 
 @dataclass(frozen=True)
 class Ratio:
-    """A row of the table: ours by a peer's, round by round."""
+    """A row of the table: affinityd's value divided by a peer's, for each round."""
 
     measured: str  #: of affinityd
     peer: str

@@ -31,7 +31,7 @@ IDLE = 'i=0; while [ $i -lt "$0" ]; do sleep 3600 & i=$((i + 1)); done; echo rea
 
 
 def measure(processes: int = 2000, rounds: int = 3) -> tuple[Ratio, ...]:
-    """Return the CPU time of a scan for each process, by the GPUs' vendor, by psutil's."""
+    """Return for each GPU vendor the CPU time of a scan per process, divided by psutil's."""
     alone = {vendor: min(scan(vendor) for _ in range(rounds)) for vendor in VENDORS}
     with _idle(processes) as pids:
         psutils = [_psutil(pids) for _ in range(rounds)]

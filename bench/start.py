@@ -58,7 +58,7 @@ def _costs(pairs: int) -> Mapping[str, Sequence[float]]:
 
 
 def measure(pairs: int = 60) -> tuple[Ratio, ...]:
-    """Return what starts cost, by what a bare Python costs."""
+    """Return the CPU time of starts, divided by that of a bare Python."""
     costs = _costs(pairs)
     return tuple(
         Ratio(

@@ -3,15 +3,15 @@
     python examples/loader_ab.py --workers 8 --batch 16 --size 512
 
 Every rank of a DDP job has loader workers that make large images, and a model too small to matter:
-the job is as fast as its loaders. It runs by turns without and with `affinityd exec`, each time in
-fresh processes, since memory stays where it was first touched. How to read what it prints:
+the job is as fast as its loaders. The job runs by turns without and with `affinityd exec`, each
+time in fresh processes, since memory stays where it was first touched. How to read what is printed:
 
 - The ratio is what pinning brings to a job like this one, on this machine, as busy as it is now.
   Where single rounds disagree by more than that, nothing was measured: take more --rounds and
   --steps on a quieter machine.
-- There is nothing to see on a machine with one NUMA node, nor where something has confined the job
-  already: look at the CPUs of both arms. Start it bare, not under another pin.
-- A ratio below 1 is an answer, too: near CPUs too few for the workers cost more than far memory.
+- There is nothing to see on a machine with one NUMA node, or if the job is already confined: look
+  at the CPUs of both arms. Start this script without another pin.
+- A ratio below 1 is an answer, too: too few near CPUs for the workers cost more than far memory.
   Try --mode socket, or fewer workers.
 - "near" is the share of the samples' memory on the NUMA node of their rank's GPU; "?" if
   unknown. If it is high without pinning, there is little to gain.
@@ -63,7 +63,7 @@ Sample = tuple[torch.Tensor, float]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run came to."""
+    """The result of one run."""
 
     rate: float  #: steps per second
     cpus: list[str]  #: the ranks' cpulists
@@ -111,7 +111,7 @@ def read_options() -> argparse.Namespace:
 
 
 def check_shared_memory(ranks: int, options: argparse.Namespace) -> None:
-    """End where the workers would have no room for their batches."""
+    """Exit if the workers would have no room for their batches."""
     batch = options.batch * 3 * options.size**2 * torch.float32.itemsize
     needed = ranks * options.workers * (PREFETCH + 1) * batch
     shm = os.statvfs(SHARED)
@@ -142,7 +142,7 @@ def run(arm: str, ranks: int, options: argparse.Namespace) -> Measured:
 
 
 def be_a_rank(options: argparse.Namespace) -> None:
-    """Train; rank 0 writes down what came of it."""
+    """Train; rank 0 writes the result to a file."""
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if has_gpu else "cpu", int(os.environ["LOCAL_RANK"]))
     if has_gpu:

@@ -32,7 +32,7 @@ def tree_of(machine: Machine) -> Iterator[Path]:
 
 
 def ask(tool: Tool, question: Question, tree: Path) -> Answer:
-    """Ask for each of the question's jobs; one that cannot start is the answer."""
+    """Ask for each of the question's jobs; the error of a job that cannot start is the answer."""
     answers = [tool.ask(job, tree) for job in question.jobs]
     errors = (answer.error for answer in answers if answer.error is not None)
     return Answer([cpus for answer in answers for cpus in answer.ranks], next(errors, None))
@@ -107,7 +107,7 @@ def available(tools: Iterable[Tool]) -> Iterator[Tool]:
 
 
 def main() -> None:
-    """Ask every tool that can be had about every machine that says enough."""
+    """Ask every available tool about every machine whose report says enough."""
     if os.geteuid():
         sys.exit("tools run with a machine's tree as their root: chroot(2) needs root")
     fit = [machine for machine in machines() if machine.unfit is None]

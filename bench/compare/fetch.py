@@ -23,7 +23,7 @@ TORCH_PLATFORM = "macosx_14_0_arm64"
 
 
 def gpu_affinity() -> str | None:
-    """Have NVIDIA's gpu_affinity, or return why not."""
+    """Fetch NVIDIA's gpu_affinity, or return why that failed."""
     if GPU_AFFINITY.exists():
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +39,7 @@ def gpu_affinity() -> str | None:
 
 
 def torch_numa() -> str | None:
-    """Have PyTorch's torch/numa/binding.py, or return why not."""
+    """Fetch PyTorch's torch/numa/binding.py, or return why that failed."""
     if TORCH.exists():
         return None
     with tempfile.TemporaryDirectory() as folder:

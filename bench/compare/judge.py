@@ -16,14 +16,14 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 @dataclass(frozen=True)
 class Answer:
-    """Each rank's CPUs (None: the tool left it as it was), or the error that ended the launch."""
+    """Each rank's CPUs (None: the tool did not bind the rank), or the launch's error."""
 
     ranks: Sequence[CpuSet | None] = ()
     error: str | None = None
 
 
 def near(machine: Machine, gpu: int, allowed: CpuSet) -> CpuSet:
-    """Return the allowed CPUs of the GPU's own node, else those of the nearest that has any."""
+    """Return the allowed CPUs of the GPU's node, else of the nearest node with allowed CPUs."""
     own = machine.gpu_node(gpu)
     inside = {node: cpus & allowed for node, cpus in machine.nodes.items() if cpus & allowed}
     best = min(machine.distance(own, node) for node in inside)
@@ -31,7 +31,7 @@ def near(machine: Machine, gpu: int, allowed: CpuSet) -> CpuSet:
 
 
 def judge(question: Question, answer: Answer, *, unique: bool) -> Outcome:
-    """Return the worst that is true of an answer; `unique`: no two ranks may share a core.
+    """Return the worst outcome that fits an answer; `unique`: no two ranks may share a core.
 
     A rank that was left as it was counts as unpinned only where it may run on a far CPU, or where
     it was promised cores of its own: on a machine of one node it has nothing to be far from.

@@ -148,7 +148,7 @@ def _pynvml(question: Question) -> ModuleType:
 
 
 def _torch(question: Question) -> dict[str, ModuleType]:
-    """Return as much of torch as torch.numa asks; devices are numbered as the process sees them."""
+    """Return the part of torch that torch.numa uses, devices numbered as the process sees."""
     gpus = [question.machine.gpus[index] for index in question.order]
 
     def properties(index: int) -> SimpleNamespace:

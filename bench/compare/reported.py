@@ -62,7 +62,7 @@ class Machine:
         return [node for node, cpus in self.nodes.items() if cpus]
 
     def gpu_node(self, gpu: int) -> int:
-        """Return the node of a GPU: the only one that has CPUs where the report names none."""
+        """Return the node of a GPU; if the report names none, the only node with CPUs."""
         node = self.gpus[gpu].node
         return self.cpu_nodes[0] if node is None else node
 
@@ -91,7 +91,7 @@ class Machine:
 
     @cached_property
     def packages(self) -> Mapping[int, CpuSet]:
-        """Return the packages' CPUs: of the nodes in turn, or of the cores where they are fewer."""
+        """Return the packages' CPUs: nodes divided in order, or cores if there are fewer nodes."""
         parts = [self.nodes[node] for node in self.cpu_nodes]
         if len(parts) % self.sockets:
             parts = self._cores(self.siblings)
@@ -163,7 +163,7 @@ KINDS = ("whole", "reversed", "reporter's", "one node's", "other nodes'", "apart
 
 
 def questions(machine: Machine) -> Iterator[Question]:
-    """Yield what can be asked: not everything differs on a small machine."""
+    """Yield the questions that differ: on a small machine some are the same."""
     order = tuple(range(len(machine.gpus)))
     whole = Question(machine, "whole", machine.online, order)
     first = machine.nodes[machine.cpu_nodes[0]] & machine.online
