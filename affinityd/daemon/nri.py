@@ -48,7 +48,7 @@ KUBELET_SECONDS = 0.4  #: seconds for kubelet's answer; the runtime waits 2 s fo
 FIRST_LOOK = 0.05  #: seconds between two checks whether the machine has been read
 FIRST_PAUSE = 1.0  #: seconds between the first two attempts
 LONGEST_PAUSE = 30.0
-SYNCHRONIZE_SECONDS = 1.0  #: seconds for running containers; the rest is tried again
+SYNCHRONIZE_SECONDS = 1.0  #: seconds for running containers; the others are tried again
 ATTEMPTS_SECONDS = 0.2  #: seconds for missed containers, as the runtime may be waiting
 
 #: Outcome → state of a container with GPUs, after the runtime asked the plugin.
@@ -118,7 +118,7 @@ class NriPlugin:
         self._containers: dict[str, Known] = {}  # by id
         self._listed: list[tuple[Pod, Container]] = []  # parts of a Synchronize
         self._resources: Sequence[ContainerResources] | None = None  # kubelet's answer
-        self._failure = ""  # of kubelet
+        self._failure = ""  # the last error of kubelet
         self._failure_is_logged = False
         self._asks_from = 0.0  # when kubelet may be asked again
         self._losses = FailureLog(
@@ -185,7 +185,7 @@ class NriPlugin:
             "Synchronize": self._synchronize,
             "StateChange": self._state_changed,
         }
-        while self._service.known is None:  # the runtime will list containers at once
+        while self._service.known is None:  # once connected, the runtime lists its containers
             time.sleep(FIRST_LOOK)
         while True:
             began = time.monotonic()
@@ -270,7 +270,7 @@ class NriPlugin:
         self._listed += listed
         if more:
             return messages.updates({}, more=True)
-        # Containers with a cpuset first: the CPUs of other programs bound the plans of the rest.
+        # Containers with a cpuset first: the CPUs that other programs set limit the other plans.
         with_cpuset = {}
         without_cpuset = {}
         for pod, container in self._listed:
@@ -310,7 +310,7 @@ class NriPlugin:
             with self._bugs.logged():
                 cpusets = self._place(time.monotonic() + ATTEMPTS_SECONDS)
             seconds = self._seconds_until_next()
-        self._resources = None  # the next request comes later
+        self._resources = None  # kubelet is asked again at the next request
         changes = {}
         for container, cpus in cpusets.items():
             changes[container] = messages.updates({container: cpus}, may_fail=False)
@@ -364,7 +364,7 @@ class NriPlugin:
             outcome = "unplaced"
             why = f"not adjusted: {error}"
         except (AffinityError, OSError, ValueError) as error:
-            why = f"not adjusted, and tried again: {error}"
+            why = f"not adjusted, and will be tried again: {error}"
             if str(error) == self._failure:  # one line for all containers, until kubelet answers
                 is_logged = self._failure_is_logged
                 self._failure_is_logged = True
@@ -372,15 +372,15 @@ class NriPlugin:
                 if known.pause == LONGEST_PAUSE:  # the machine was read again since then
                     outcome = "unplaced"
                 elif not known.is_logged:
-                    self._read_again()  # its driver may be newer than the reading
+                    self._read_again()  # its driver may have been loaded since then
         if not is_logged:
             log.warning("%s is %s", name, why)
         known.is_logged = True
         return Adjustment(outcome)
 
     def _judge(self, known: Known) -> Adjustment:
-        """Return the outcome for a running container with a cpuset: "pinned": by affinityd."""
-        # A pod's author cannot set this annotation. One placed while it ran has none.
+        """Return the outcome for a running container with a cpuset: "pinned" if we set it."""
+        # A pod's author cannot set this annotation. A container placed while it ran has none.
         cpus = parse_list(known.container.cpus)
         placed, _, locality = known.container.annotations.get(PLACED_ANNOTATION, "").partition(" ")
         if placed == known.container.cpus:
@@ -431,7 +431,7 @@ class NriPlugin:
         return asked
 
     def _within(self, known: Known) -> CpuSet | None:
-        """Return the CPUs that a container may be given, its pod's; None: not known.
+        """Return the CPUs of a container's pod, which the container may be given; None: not known.
 
         If it has no cpuset and others have one, their CPUs may be kubelet's exclusive ones. Raises
         AffinityError while it is not known which program set the cpuset of another container.

@@ -57,7 +57,7 @@ class Scanning:
             COUNTS: f"{dumps(counts)}\n".encode(),
         }
         texts |= {f"{name}{GZIP}": compress(text, 1) for name, text in texts.items()}
-        scan = replace(scan, seconds=since_boot() - scan.boot)  # with its documents' time
+        scan = replace(scan, seconds=since_boot() - scan.boot)  # with the time for its documents
         self._metrics = audit_metrics.metrics(scan, counts.gpus, self._jobs.scanned(scan))
         texts[METRICS] = generate_latest(self)
         return ScanResult(scan.boot, texts)

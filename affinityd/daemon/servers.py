@@ -59,7 +59,7 @@ class Listeners:
             return False
 
     async def watch(self) -> None:
-        """Never return, and tell systemd that the loop runs, WatchdogSec=.
+        """Tell systemd regularly that the loop runs (WatchdogSec=); never return.
 
         Raises FatalError when the socket's file is deleted or replaced: no client could connect.
         """
@@ -107,7 +107,7 @@ def _listen_tcp(
         raise ListenError(f"{setting}: {host}:{port}: not a host name; {remedy}") from None
     if port in ports:
         raise ListenError(f"{setting}: {host}:{port} is the address of the whole API; {remedy}")
-    log.warning("%s; it is tried again at the next start; everything else is served", line)
+    log.warning("%s; the next start tries this address again; everything else is served", line)
     return []
 
 

@@ -13,7 +13,7 @@ from affinityd.linux.cgroup import Mount, parse_mounts
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
 
-NOT_APPLICABLE = "n/a"  #: nothing to check, or nothing to tell by: neither good nor bad
+NOT_APPLICABLE = "n/a"  #: nothing to check, or no fact to judge by: neither good nor bad
 OK = "ok"
 WARN = "warn"  #: ranks may be slower
 FAIL = "fail"  #: something does not work

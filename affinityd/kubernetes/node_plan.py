@@ -49,7 +49,7 @@ class NodePlan:
 
 
 def node_query(chosen: Mapping[str, str]) -> Pairs:
-    """Return the request: every GPU of the node, and for modes that divide a block for each GPU."""
+    """Return the request for every GPU of the node; a mode that divides gives each GPU a block."""
     parameters = {"whose": "node"}
     mode = MODES.get(chosen.get("mode", "node").replace("-", "_"))
     if mode and mode.shares_node:

@@ -197,7 +197,7 @@ class Candidate:
         return candidates
 
     def fits(self, facts: ProcessFacts) -> bool:
-        """Return whether a process uses no device and no CPU that this container lacks."""
+        """Return whether this container has all devices and CPUs that a process uses."""
         for gpu in facts.gpus:
             mig = None
             if facts.holding is not None and gpu == facts.gpu:
@@ -231,7 +231,7 @@ class KubeletPods:
     def __init__(self, path: str | None) -> None:
         """Take kubelet's socket; None: kubelet is not asked."""
         self._path = path
-        self._jobs: frozenset[Job | None] = frozenset()  # the pods when that answer came
+        self._jobs: frozenset[Job | None] = frozenset()  # the pods at the last answer
         self._candidates: Sequence[Candidate] = ()
         self._given: dict[tuple[str, str, str], ContainerResources] = {}  # by names
 

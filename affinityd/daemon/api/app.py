@@ -136,7 +136,7 @@ class OtherSites:
     """Refuses requests that a browser makes for a page of another site, on every path.
 
     The browser reports this by Sec-Fetch-Site (Fetch Metadata; it does not count if a person
-    follows a link), or sends that site's name as Host, which may lead to the socket through a port
+    follows a link), or by a Host with that site's name, which may lead to the socket through a port
     forwarding. Over TCP Host may also be the name of a Service or a node.
     """
 
@@ -153,7 +153,7 @@ class OtherSites:
         if (site not in {b"none", b"same-origin"} and not is_link) or (
             peer_of_request(scope) is not None and is_foreign(host)
         ):
-            detail = "a page of another site asks, and may not"
+            detail = "a page of another site may not ask here"
             refusal = problem(Request(scope), HTTPStatus.FORBIDDEN, "Forbidden", detail)
             await refusal(scope, receive, send)
         else:

@@ -159,7 +159,7 @@ class PeerProtocol(HttpToolsProtocol):
         self._accepted = socket.socket(view.family, view.type, view.proto, fileno=view.fileno())
         try:
             peer = peer_of(self._accepted)
-        except OSError:  # the caller does not use TCP, and is not known
+        except OSError:  # a caller at the unix socket that is not known
             peer = None
             transport.abort()
         self.user = None if peer is None else peer.credentials.uid
@@ -214,7 +214,7 @@ def caller_of(peer: Peer | None) -> Caller | None:
     if peer is None:
         return None
     pid = peer.credentials.pid
-    if pid <= 0 or not _sees_own_pids():  # in a pod, whose commands send CPUs
+    if pid <= 0 or not _sees_own_pids():  # a caller in a pod: its commands send their CPUs
         return None
     try:
         caller = _caller(pid)
@@ -249,7 +249,7 @@ def _caller(pid: int) -> Caller | None:
     try:
         for file in _cpuset_files(membership):
             if cpus := (present(file) or b"").strip():
-                cpuset = parse_list(cpus.decode())  # maybe another cgroup than before
+                cpuset = parse_list(cpus.decode())  # the process may have changed its cgroup
                 return Caller(mask & cpuset or cpuset, cpuset)
     except PermissionError:  # its cgroup is not readable; the mask is within the cpuset
         return Caller(mask, mask)

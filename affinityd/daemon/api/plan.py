@@ -30,7 +30,7 @@ from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 
 MAX_FIELDS = 64  #: of a query
 MOST_REPLIES = 64  #: how many replies are kept, for a job's ranks and for repeated requests
-#: CPUs in all lists and masks of a request whose reply is kept; each takes 100 bytes.
+#: Most CPUs in all lists and masks of a request whose reply is kept; a CPU takes 100 bytes.
 MOST_CPUS = 2048
 JOBS_FORMAT = "shell"  #: the format of exec, bind, TaskProlog and a pod's run
 
@@ -40,8 +40,8 @@ NOT_READ = refusals({503: "The machine has not been read yet."})
 NO_PLAN = {
     **refusals(
         {
-            404: "No such GPU, or none visible; says which exist.",
-            409: "Cannot be satisfied; says what could be.",
+            404: "No such GPU, or none visible; the message says which exist.",
+            409: "Cannot be satisfied; the message says what could be.",
             422: "A parameter is unknown, repeated, empty or malformed.",
         }
     ),

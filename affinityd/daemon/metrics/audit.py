@@ -46,7 +46,7 @@ class JobSeries:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._rows: dict[Job, JobRow] = {}  # rows of the living jobs, and OTHERS once it has jobs
+        self._rows: dict[Job, JobRow] = {}  # rows of living jobs, and OTHERS if jobs share it
         self._seen: dict[Job, float] = {}  # living job → when last seen, since boot
         self._looked = 0.0  # seconds since boot
 
@@ -179,7 +179,7 @@ def _gpu_metrics(scan: Scan, gpus: Sequence[AuditGpuDocument]) -> Iterator[Metri
     host_memory = GaugeMetricFamily(
         "affinityd_gpu_host_memory_bytes",
         "Resident host memory of the processes that use the GPU, by locality (local, remote, "
-        "unknown), by a sample of its pages; each counts for one GPU, shared pages in full.",
+        "unknown), by a sample of pages; a process counts for one GPU, shared pages in full.",
         labels=(*GPU_LABELS, "locality", "placement"),
     )
     far_memory = GaugeMetricFamily(

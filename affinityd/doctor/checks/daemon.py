@@ -170,7 +170,7 @@ def variables(facts: NodeFacts) -> CheckResults:
         if similar:
             remedy = f"did you mean {similar[0]}?"
         elif name.startswith(config.PREFIX):
-            remedy = "leave it out; docs/settings.md lists them"
+            remedy = "leave it out; docs/settings.md lists the settings"
         else:
             continue
         yield warn(f"{variable} in {where} is not a setting of affinityd, and is ignored", remedy)
@@ -188,7 +188,7 @@ def socket(daemon: DaemonFacts) -> CheckResults:
         yield fail(
             f"no ready daemon at {daemon.path}: {daemon.error or f'it answered {daemon.status}'}",
             "systemctl enable --now affinityd, or affinityd serve as root; journalctl -u affinityd "
-            "says why a running one is not ready; --socket names another",
+            "says why a running daemon is not ready; --socket names another socket",
         )
     wrong = list(_wrong_modes(Path(daemon.path).absolute()))
     if wrong:
@@ -243,7 +243,7 @@ def _difference(node: Node, topology: Topology) -> str:
         if published[fact] != here:
             return f"its {fact}: {published[fact]}, here: {here}"
     if node.replayed:
-        return "it is a replayed machine's"
+        return "it describes a replayed machine"
     return ""
 
 
@@ -259,8 +259,8 @@ def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
         yield warn(
             f"ranks cannot plan from {Path(daemon.path).with_name(NODE_FILE)} without the daemon: "
             + fault,
-            "let the daemon write to its folder, and give one that replays a machine a folder of "
-            "its own; then systemctl reload affinityd, or remove a file that no daemon writes",
+            "let the daemon write to its folder, and give a daemon that replays a machine another "
+            "folder; then systemctl reload affinityd. If no daemon runs, remove the file",
         )
 
 
@@ -283,5 +283,5 @@ def nri(facts: NodeFacts) -> CheckResults:
     if missed:
         yield warn(
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",
-            "repair what the lines `is not adjusted` of the daemon's log name; it tries again",
+            "repair what the lines `is not adjusted` of its log name; the daemon tries again",
         )

@@ -102,8 +102,8 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
         )
     if far and len(far) < len(gpus):
         yield warn(
-            f"no RDMA device is on the PCI switch of {named(far)}; other GPUs have one on theirs",
-            "put a NIC into a slot of that switch, or give ranks that communicate most other GPUs",
+            f"no RDMA device is on the PCI switch of {named(far)}; other GPUs have one there",
+            "put a NIC into a slot of that switch, or use other GPUs for ranks that communicate",
             far,
         )
     near = ", ".join(sorted({*links.values()}))

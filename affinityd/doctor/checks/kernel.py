@@ -135,9 +135,9 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
         cpus = _interrupt_cpus(facts.tree, address)
         if near and cpus and near.isdisjoint(cpus):
             yield warn(
-                f"{name}: its interrupts are handled on {several('CPU', cpus)}, and CPUs "
+                f"{name}: its interrupts are handled on {several('CPU', cpus)}, but CPUs "
                 f"{format_list(near)} are near",
-                "systemctl enable --now irqbalance, and let it use CPUs there; or set "
+                "systemctl enable --now irqbalance, and let it use near CPUs; or set "
                 "smp_affinity_list in /proc/irq",
                 gpus,
             )
@@ -167,7 +167,7 @@ def cgroup(facts: NodeFacts) -> CheckResults:
         yield warn(
             "no cpuset controller: no scheduler can confine jobs to CPUs, and the daemon cannot "
             "read cpusets",
-            "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
+            "boot without cgroup_disable=cpuset; on cgroup v1: mount -t cgroup -o cpuset",
         )
         return
     scopes = _job_scopes(facts, v2)

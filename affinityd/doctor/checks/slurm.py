@@ -97,7 +97,7 @@ def slurm_scripts(facts: NodeFacts) -> CheckResults:
     if content is None:
         yield warn(
             f"TaskProlog={path} cannot be read: each task dies",
-            "put it there, for all users to read and execute, or change slurm.conf",
+            "put a script there, for all users to read and execute, or change slurm.conf",
         )
         return
     text = content.decode(errors="replace")  # a site's own TaskProlog may be a program

@@ -44,7 +44,7 @@ CDI_PATTERNS = (
     (re.compile(r"k8s\.gpu\.[a-z.]+/claim=.*-gpu-([0-9]+)", re.ASCII), "minor:"),
     (re.compile(r"[a-z0-9.-]+/(?:gpu|mig|npu)=([0-9]+|GPU-.+|MIG-.+)", re.ASCII), ""),
 )
-#: Device files that only a privileged container has, which has all others, too.
+#: Device files that only a privileged container has; it has all other files, too.
 PRIVILEGED_FILES = frozenset(("/dev/mem", "/dev/kmsg"))
 #: Annotation of a container that was placed when created: its CPUs, and their locality.
 PLACED_ANNOTATION = "affinityd/placed"
@@ -202,7 +202,7 @@ def adjust(
         usable = cpuset if within is None else cpuset & within
     reply = _planned(node, pod, container, choices.options, granted=granted, within=usable)
     if any(rank.locality == UNKNOWN for rank in reply.ranks):
-        note = "it stays, since the NUMA node of a GPU is not known"
+        note = "its CPUs stay, since the NUMA node of a GPU is not known"
         return Adjustment("unplaced", note=note, locality=UNKNOWN)
     before = cpuset or within or node.topology.online
     gpus = [rank.gpu for rank in reply.ranks]
@@ -268,9 +268,9 @@ def _planned(
 ) -> Reply:
     """Return the plan: all CPUs near its GPUs, and far ones if it asked for more.
 
-    Far ones also if the near CPUs are too few for all containers with GPUs there. A container
-    without a request counts as if it had asked for its GPUs' part of the node's CPUs, or for all
-    that its pod asked for.
+    It also gets far CPUs if the near CPUs are too few for all containers with GPUs there. Without a
+    request, a container counts as if it had asked for its GPUs' part of the node's CPUs, or for
+    all that its pod asked for.
     """
     task = Task(granted=granted, nvidia_visible=listed(container), cpuset=within)
     ranks = gpus_seen(node.topology, task).by_index.values()
@@ -284,7 +284,7 @@ def _planned(
     cpus = container.asked
     if not cpus:
         cpus = pod.asked
-        if options.mode == "node":  # the reasons of other modes say it themselves
+        if options.mode == "node":  # other modes give a rank its part themselves
             part = -(-len(node.usable) * gpus // len(node.topology.gpus))
             cpus = max(part, cpus)
     each = -(-max(cpus, together) // len(ranks))

@@ -39,7 +39,7 @@ class Rules:
     namespaces: Mapping[str, Choices]
     folder: str | None = None  #: folder of the daemon's socket on the node; None: it is not mounted
     default: Choices = Choices()  #: for pods in namespaces that are not listed
-    without_request: str = "share"  #: the CPUs of a container without a CPU request, or "keep"
+    without_request: str = "share"  #: what a container without a CPU request gets
     #: Returns the names of an RDMA device's files in /dev/infiniband.
     verbs: Callable[[str], Collection[str]] = lambda _device: ()
 

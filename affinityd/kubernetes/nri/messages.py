@@ -1,7 +1,7 @@
 """The messages of NRI that a plugin needs, and the bytes on its socket. Pure.
 
-No library, because: neither NRI nor ttrpc has one for Python. One by containerd's authors would be
-taken. `linux/protobuf` has the figures of Protocol Buffers.
+No library, because: neither NRI nor ttrpc has one for Python. If containerd's authors wrote one,
+it would be used. `linux/protobuf` has the figures of Protocol Buffers.
 
 Sources: containerd/nri pkg/api/api.proto, whose field numbers these are, and
 pkg/net/multiplex/mux.go (frames: two connections in one); containerd/ttrpc PROTOCOL.md (messages).
@@ -182,7 +182,7 @@ def _pair(name: str, value: str) -> bytes:
 
 
 def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = True) -> bytes:
-    """Return cpusets by container id; `more`: not the last; `may_fail`: report no refusals."""
+    """Return cpusets by container id; `more`: others follow; `may_fail`: report no refusals."""
     response = b""
     for container, cpus in cpus_of.items():
         cpuset = field(2, field(1, field(2, field(6, cpus))))

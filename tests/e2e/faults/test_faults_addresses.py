@@ -53,8 +53,8 @@ def test_an_address_in_use_is_logged_once(tmp_path: Path, setting: str, other: s
             assert statuses(free) == served[other]
             (line,) = daemon.says(IN_USE)
             assert line.endswith(
-                f"{setting}: {at}: {IN_USE}; give another by --{setting} HOST:PORT, or none; it "
-                "is tried again at the next start; everything else is served"
+                f"{setting}: {at}: {IN_USE}; give another by --{setting} HOST:PORT, or none; "
+                "the next start tries this address again; everything else is served"
             )
             (first,) = daemon.says("answers on")
             assert at not in first

@@ -149,7 +149,7 @@ def test_a_missed_container_is_placed_once_kubelet_answers(
         (process,) = started(cluster, "missed", one, namespace="default", affinityd="on").values()
         assert (process.cpus, process.told) == (BOTH, {})
         (line,) = node.daemon.says("is not adjusted")
-        assert "default/missed/one is not adjusted, and tried again: kubelet's podresources" in line
+        assert "default/missed/one is not adjusted, and will be tried again: kubelet's" in line
         kubelet.symlink_to(POD_RESOURCES)
         eventually(lambda: process.cpus == FAR, "it runs near its GPU")
         assert node.samples("nri_containers", "state")["pinned"] == 1

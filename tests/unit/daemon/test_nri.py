@@ -256,7 +256,7 @@ def test_an_unknown_gpu_is_tried_for_half_a_minute_with_one_log_line(
     try_again(runtime, plugin)
     assert (known.next, known.adjustment.outcome) == (0.0, "unplaced")
     assert (read_again, len(caplog.messages)) == ([1], 1)
-    assert "training/job/main is not adjusted, and tried again: granted: no GPU 77" in caplog.text
+    assert "training/job/main is not adjusted, and will be tried again: granted:" in caplog.text
 
 
 @pytest.mark.parametrize("farewell", [b"", b"\x00\x00\x00\x01\xff\xff\xff\xff"])
@@ -492,7 +492,7 @@ def test_a_container_that_no_attempt_can_place_is_neither_missed_nor_tried_again
     assert {known.adjustment.outcome for known in plugin._containers.values()} == {"unplaced"}
     assert states(plugin) == {}
     assert "the annotation affinityd/mode: 'x' is not one of" in caplog.text
-    assert "it stays, since the NUMA node of a GPU is not known" in caplog.text
+    assert "its CPUs stay, since the NUMA node of a GPU is not known" in caplog.text
     assert "tried again" not in caplog.text
 
 

@@ -101,8 +101,8 @@ def irq(device: str, number: int, effective: str, asked: str = "0-7") -> dict[st
 
 
 HANDLED = "its interrupts are handled on"
-FAR_FROM_GPU = f"warn 1: GPU 1 ({GPU_1}): {HANDLED} CPU 0, and CPUs 4-7 are near → enable --now irq"
-FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let it use CPUs there; or"
+FAR_FROM_GPU = f"warn 1: GPU 1 ({GPU_1}): {HANDLED} CPU 0, but CPUs 4-7 are near → enable --now irq"
+FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let it use near CPUs; or"
 QUIET = {"proc/irq/0/smp_affinity_list": "0-7"}
 
 

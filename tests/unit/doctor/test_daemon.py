@@ -45,7 +45,7 @@ RELOAD = "then systemctl reload affinityd"
         (RENAMED, f"warn: its name: gpu08, here: made → {RELOAD}"),
         (OTHER_CPUS, f"warn: its online CPUs: 0-6, here: 0-7 → {RELOAD}"),
         (Node(OTHER_GPUS), f"warn: its GPUs: 0000:10:00.0, here: 0000:10:00.0, 0000:11 → {RELOAD}"),
-        (Node(TWO, replayed=True), "warn: a replayed machine's → a folder of its own"),
+        (Node(TWO, replayed=True), "warn: it describes a replayed machine → another folder"),
         ("there is none", "warn: /run/node.json without the daemon: there is none → let the daem"),
     ],
 )

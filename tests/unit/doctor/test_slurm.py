@@ -82,7 +82,7 @@ SITES = "[ ! -x /opt/task_prolog.sh ] || /opt/task_prolog.sh\n"
             f"warn: /opt/task_prolog.sh is of affinityd 0.0.9, this is {__version__} → pinning.sh",
         ),
         ("/etc/own", {"etc/own": "echo affinityd\n"}, "n/a: TaskProlog=/etc/own does not run"),
-        ("/etc/own", {}, "warn: TaskProlog=/etc/own cannot be read: each task dies → put it there"),
+        ("/etc/own", {}, "warn: TaskProlog=/etc/own cannot be read: each task dies → put a script"),
         ("(null)", {}, "n/a: slurm.conf has no TaskProlog="),
     ],
 )

@@ -53,7 +53,7 @@ def page_routes(
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(listed(), headers={"vary": "accept"})
         await watcher.refresh()
-        if last is None or last[0] is not watcher.node:  # made once: plans would wait
+        if last is None or last[0] is not watcher.node:  # made once for each node: plans would wait
             last = watcher.node, page(watcher.node, settings)
         return HTMLResponse(last[1], headers=HEADERS)
 
