@@ -84,7 +84,7 @@ class Auditor:
         """Scan once, for at most the time of the holders' query and PROC_SECONDS."""
         now = time.time()
         boot = since_boot()
-        if self._judge is None or self._judge.topology is not topology:  # it was read anew
+        if self._judge is None or self._judge.topology is not topology:  # the node was read again
             if self._judge is not None:
                 self._records.renumber(keys_before(self._judge.topology, topology))
                 self._gone = set()
@@ -251,7 +251,7 @@ class CpuTimeCounters:
     def __init__(self, ticks: int, is_over: Callable[[int, int], bool]) -> None:
         self._ticks = ticks  # in a second
         self._is_over = is_over
-        #: The facts of each process at the last scan, and the time of that; by pid and start.
+        #: The facts of each process at the last scan, and when that was; by pid and start.
         self._before: dict[tuple[int, int], tuple[ProcessFacts, float]] = {}
         #: Ticks of ended children that were counted while they ran, by their parent.
         self._counted: Counter[int] = Counter()
@@ -307,7 +307,7 @@ class CpuTimeCounters:
         return used
 
     def _count_ended(self, processes: Sequence[AuditedProcess]) -> None:
-        """Forget ended processes; note for their living ancestors which of their time was counted.
+        """Forget ended processes; note for living ancestors how much of that time was counted.
 
         The kernel adds the time of an ended process to the parent that waits for it. Time that the
         last scan has counted must not count again.
@@ -330,7 +330,7 @@ class CpuTimeCounters:
     def _used(self, process: AuditedProcess) -> CpuTime:
         """Return the CPU time of a process since it was last seen.
 
-        Nothing counts of a process that was there before its GPU's processes were first seen.
+        No time counts of a process that was there before its GPU's processes were first seen.
         """
         facts = process.facts
         before, _ = self._before.get((facts.pid, facts.start), (None, 0.0))

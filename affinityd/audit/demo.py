@@ -45,7 +45,7 @@ BEGAN = 2 * HOUR  #: minutes before the first scan at which a process started by
 class Demo:
     """Scans the recorded processes of a machine; each has used its CPU time since it started."""
 
-    has_unconfirmed = False  #: as an Auditor has it
+    has_unconfirmed = False  #: of an Auditor; always False here
 
     def __init__(self, name: str, reserved: CpuSet = frozenset()) -> None:
         """Take the name of the machine, and the reserved CPUs."""

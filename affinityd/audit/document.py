@@ -53,7 +53,7 @@ class AuditGpuDocument:
     wait_seconds: float | None  #: of threads that were runnable, and did not run
     throttled_seconds: float | None  #: of the processes' cgroups, each counted once
     host_memory_bytes: Mapping[MemoryLocality, int] | None  #: of the processes, by a sample
-    host_memory_pinned_far_bytes: int | None  #: of it: far, and probably pinned
+    host_memory_pinned_far_bytes: int | None  #: the part that is far, and probably pinned
     load: NvmlLoad = NO_LOAD
     last_hour: CpuTime | None = None  #: the four times above, in the last hour
     state: findings.State = findings.IDLE
@@ -205,7 +205,7 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
 
 
 def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) -> AuditGpuDocument:
-    """Return a GPU's counts. A process with several GPUs counts for each, its memory for one."""
+    """Return a GPU's counts. A process with several GPUs counts for each, its memory only once."""
     near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
     is_known = gpu.key not in scan.unknown
     was_seen = is_known or time.total > 0

@@ -181,7 +181,7 @@ def _concerns(
 def _reasons(
     state: str, processes: Sequence[AuditedProcess], scan: Scan, remedies: Remedies
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield a sentence on the processes of each user, job and cause, and the first's remedy."""
+    """Yield a sentence on the processes of each user, job and cause, and the first one's remedy."""
 
     def look(process: AuditedProcess) -> tuple[str | None, int | None, str | None]:
         facts, cause = process.facts, process.cause

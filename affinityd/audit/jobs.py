@@ -60,7 +60,7 @@ _slurm = re.compile(
     r"(?:/step_(?P<step>[^/]+))?"
 ).search
 _title = re.compile(r"slurmstepd: \[(\d{1,10})\.").match
-#: A pod's folder: a slice with the systemd driver. Otherwise containerd appends the container.
+#: A pod's folder: a slice with the systemd driver. containerd without it appends the container.
 _pods = re.compile(
     rf"/(?:(?:kubelet-)?kubepods(?:-burstable|-besteffort|-system)?-pod(?P<slice>{_UID})\.slice"
     rf"(?::[^:/]+:(?P<container>{_ID}))?|pod(?P<folder>{_UID}))(?=/)"
@@ -94,7 +94,7 @@ def membership(cgroup_text: str, root: str = "/") -> Membership:
 def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
     """Return a job's number, from root's slurmstepd in a step's cgroup: `slurmstepd: [7.batch]`.
 
-    None: no step lives, or it is `[7+1.0]`, a component of job 7 with a number of its own.
+    None: no step lives, or its title is `[7+1.0]`, a component of job 7 with another number.
     """
     proc = f"{root.rstrip('/')}/proc"
     for folder in Cgroups(cgroup_text, root).folders("cgroup2", ""):
@@ -244,7 +244,7 @@ STEPD = "slurmstepd"  #: the program that runs each step of a job, as root, from
 
 
 class ProcessOwners:
-    """Finds the owners of processes on a Slurm node; elsewhere a process may lack one: nohup(1)."""
+    """Finds the owners of processes on a Slurm node; elsewhere, nohup(1) leaves none."""
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes

@@ -180,7 +180,7 @@ class Allocation:
     """CPUs that the GPUs of a job divide between them: each GPU is a rank."""
 
     cpus: CpuSet  #: union of overlapping cpusets: online CPUs that are not reserved
-    gpus: tuple[GpuKey, ...]  #: by their numbers
+    gpus: tuple[GpuKey, ...]  #: sorted by index
     granted: int | None  #: how many of these CPUs the job asked for; None: not known
     asked: int | None  #: how many each rank asked for; None: not known
     has_slices: bool = False  #: its processes have disjoint masks, as Slurm's slices are
@@ -265,7 +265,7 @@ class Allocations:
     def _widened(
         self, process: AuditedProcess, allocation: Allocation, asked: int | None
     ) -> CpuSet | None:
-        """Return its GPUs' CPUs in a plan for `asked` CPUs each; None: all of them are near."""
+        """Return a process's CPUs in a plan for `asked` CPUs for each GPU; None: all are near."""
         if not asked:
             return None
         ranks = self.ranks(allocation, Options(mode="node", cpus=asked))
@@ -314,7 +314,7 @@ def _have_slices(holders: Iterable[ProcessFacts]) -> bool:
 
 
 def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
-    """Return how many CPUs a job asked for, of those its processes may use; None: unknown.
+    """Return how many of the CPUs that a job's processes may use it asked for; None: unknown.
 
     Slurm confines a job to its allocation; a container asked for no more than its CPU limit.
     """

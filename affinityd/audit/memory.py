@@ -43,13 +43,13 @@ REMEDIES = {
         "its cpuset (cpuset.mems) allows no memory of a near node: allow one; on Kubernetes set "
         "kubelet's memoryManagerPolicy: Static with its Topology Manager, and start the pod again"
     ),
-    POLICY: "its memory policy sends it there: start it with affinityd exec --memory preferred",
+    POLICY: "its memory policy names far nodes: start it with affinityd exec --memory preferred",
     BY_FIRST: (
         "most of it is shared memory or files, which lie where they were written first: let a "
-        "process near the GPU write first; or, if all ranks use it, start the one that writes with "
-        "affinityd exec --memory interleave"
+        "process near the GPU write first; or, if all ranks use the memory, start the rank that "
+        "writes it with affinityd exec --memory interleave"
     ),
-    FULL: "the near nodes have no room for it: end or move what fills them, and start it again",
+    FULL: "the near nodes have no room: end or move what fills them, and start the process again",
     LATE: "it took memory before it was pinned: start it with affinityd exec",
     UNKNOWN: "start it with affinityd exec --memory preferred",
 }
@@ -131,7 +131,7 @@ class HostMemory:
 
     @property
     def cause(self) -> str | None:
-        """Why it is far, the first of REMEDIES that applies; None: little of it is."""
+        """Why memory is far: the first of REMEDIES that applies; None: little memory is far."""
         if self.far_part is None or self.far_part < MENTIONED:
             return None
         if self.allowed is not None and self.allowed.isdisjoint(self.near):
@@ -160,7 +160,7 @@ class HostMemory:
         if self.cause in {ALLOCATION, POLICY, FULL}:
             return remedy
         if self.pinned_far > self.placed[REMOTE] / 2:
-            return f"{remedy}; pinned: restart it near"
+            return f"{remedy}; pinned: restart the process near"
         if pid is None:
             return remedy
         here = format_list(self.resident.nodes & self.far)
@@ -191,14 +191,14 @@ class MemoryMeter:
     """Samples the memory of processes in turns, and keeps the last sample of the others."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        self._seconds = seconds  # of a look
+        self._seconds = seconds  # for one look
         self._found: dict[_Name, HostMemory] = {}  # the oldest first
         self._readings: Readings[_Name, HostMemory] = Readings()
 
     def look(
         self, processes: Mapping[_Name, tuple[Vicinity, str]], users: Mapping[int, int | None]
     ) -> Mapping[int, HostMemory]:
-        """Return the memory of processes by pid; of some only the size may be known yet.
+        """Return the memory of processes by pid; of some processes only the size may be known.
 
         `processes`: by pid and start, the surroundings of their GPUs, and the placement of their
         CPUs. `users`: by pid.

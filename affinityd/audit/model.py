@@ -125,7 +125,7 @@ class ProcessFacts:
     children_ticks: int = 0  #: CPU time of ended children for which it has waited
     session: int | None = None  #: pid of the process that leads its session
     service: str | None = None  #: its systemd unit, from its cgroup's path
-    holder: int | None = None  #: pid of the ancestor that holds the GPU; None: it holds one
+    holder: int | None = None  #: pid of the ancestor that holds the GPU; None: the process does
     beside: tuple[GpuKey, ...] = ()  #: other GPUs that it, or its holder, uses besides `gpu`
     cgroups: str = ""  #: /proc/PID/cgroup
     #: Whether a cpuset confines its job. If not, masks alone may limit a Slurm job to fewer CPUs.
@@ -201,7 +201,7 @@ NO_NAMES: ContainerNames = MappingProxyType({})
 
 @dataclass(frozen=True)
 class NamedPods:
-    """Processes of a scan; those of pods with what kubelet gave their containers."""
+    """The processes of a scan; those in pods have what kubelet gave their containers."""
 
     processes: list[AuditedProcess]
     notices: tuple[str, ...] = ()  #: why some are not named, as sentences

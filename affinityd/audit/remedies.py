@@ -1,4 +1,4 @@
-"""The remedies of mismatches, by their cause and by what gave the CPUs; the end of an orphan.
+"""The remedies of mismatches, by their cause and by what gave the CPUs; how to end an orphan.
 
 No remedy ends a process that still computes.
 """

@@ -101,7 +101,7 @@ class Verification:
         return f"{who} may run on CPUs {cpus} ({word})"
 
     def _far_memory(self, *, is_most: bool) -> Iterator[str]:
-        """Yield a sentence on far memory, if most of it is far (`is_most`), or if less is."""
+        """Yield a sentence on far memory if most memory is far; without `is_most`, if less is."""
         memory = self.memory
         if memory is None or memory.far_part is None or not memory.is_notable(self.least):
             return

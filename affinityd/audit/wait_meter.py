@@ -36,7 +36,7 @@ from affinityd.linux.scheduling import (
 MOST_OTHERS = 64  #: how many other processes are read: those that used most CPU time
 MOST_MASKS = 256  #: how many threads of each are read
 LEAST_PART = 0.005  #: proportion of the interval: a process that ran for less is not listed
-#: Part by which a process may have run longer than its living threads; otherwise some ended.
+#: If a process ran longer than its living threads by more than this part, threads have ended.
 SHORT_LIVED_PART = 0.2
 #: Ticks by which a process and its threads may differ, since they are read one after another.
 LEAST_TICKS = 5
@@ -71,7 +71,7 @@ class Other:
         return cls(stat, ran, frozenset(mask), uid_of(stat.number, proc), owner, unit)
 
     def kind(self, process: ProcessFacts) -> str:
-        """Return its kind for a process; of the same job, container or session: OWN_THREADS."""
+        """Return its kind, seen from a process; of its job, container or session: OWN_THREADS."""
         stat = self.stat
         owner = process.membership.owner
         is_same = owner is not None and owner == self.owner
@@ -156,7 +156,7 @@ class WaitMeter:
         waits_of = {}
         self._reads_others = self._names_others
         for waiter in waiters:
-            since = looks.get((waiter.pid, waiter.start), before)  # maybe an earlier one
+            since = looks.get((waiter.pid, waiter.start), before)  # maybe an earlier look
             waits = self._waits(waiter, since, look, others)
             if waits is not None:
                 waits_of[waiter.pid] = waits

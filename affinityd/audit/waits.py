@@ -18,7 +18,7 @@ WAIT_CAUSES = (THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM)
 SHORT_LIVED = "short-lived threads"  #: why the waits of a process are not known
 NOTABLE = 0.01  #: a process waits if its threads do so for more than this part of the interval
 KNOWN = 0.2  #: a fact explains a wait if it accounts for this part of it
-MOSTLY = 0.5  #: part of a limit's periods: a limit that was used up in so many is the cause
+MOSTLY = 0.5  #: a CPU limit that was used up in this part of its periods is the cause
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Waits:
     stolen: float = 0.0  #: by the hypervisor from `cpus`, whichever process ran
     runners: Sequence[Runner] = ()  #: processes that ran on `cpus`, the longest runners first
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: measured ones, by tid
-    is_bound_to_one: bool = False  #: the waiting threads may run on one CPU only, others on more
+    is_bound_to_one: bool = False  #: waiting threads may run on one CPU only, other threads on more
 
     @property
     def others(self) -> Sequence[Runner]:

@@ -101,7 +101,7 @@ class LocalSlurm:
         return nodes
 
     def node_name(self, host: str) -> str:
-        """Return a host's name in slurm.conf: NodeHostname= may differ, and has no domain."""
+        """Return a host's NodeName= in slurm.conf: NodeHostname= is the host without its domain."""
         short = host.partition(".")[0]
         aliases = []
         with suppress(SlurmError):
@@ -118,7 +118,7 @@ class LocalSlurm:
         known = [node for node in self.nodes(hosts) if node.configured is not None]
         if not known:
             raise SlurmError(
-                "slurmctld refuses the node, INVALID_REG, and shows what it registered"
+                "slurmctld refuses the node (INVALID_REG) and shows what the node registered"
             )
         first = known[0]
         for node in known:
@@ -144,7 +144,7 @@ class LocalSlurm:
             command = " ".join(word for word in words if not word.startswith("-"))
             raise SlurmError(
                 f"scontrol {command}: {why}; {self.conf} must name a slurmctld that runs, and "
-                "--node-name a node as it has it"
+                "--node-name a node that it knows"
             )
         return answer.stdout.decode(errors="replace")
 

@@ -35,7 +35,7 @@ def _holders(core: Core) -> tuple[object, ...]:
 
 
 def _is_nested(part: frozenset[int], parts: Iterable[frozenset[int]]) -> bool:
-    """Return whether a part of the machine crosses no other; a part that does, hwloc leaves out."""
+    """Return whether a part of the machine crosses no other; hwloc leaves out a part that does."""
     return all(part <= other or part >= other or part.isdisjoint(other) for other in parts)
 
 
@@ -47,7 +47,7 @@ class SlurmCores:
 
     @cached_property
     def order(self) -> tuple[Core, ...]:
-        """The cores, at the positions that are their numbers."""
+        """The cores in the order of Slurm's numbers, from 0."""
         nested: list[frozenset[int]] = []  # parts: cores, by their lowest CPUs
         firsts = [core.cpus[0] for core in self.topology.cores]
         for level in zip(*map(_holders, self.topology.cores), strict=True):

@@ -104,7 +104,7 @@ class GresConf:
         if gres is not None and (unknown := [kind for kind in named if kind not in gres]):
             raise InvalidRequestError(
                 f"--type {quote(unknown[0])} is not in {gres_of(gres)}, and slurmctld drains a "
-                "node with other types; change that first, or leave --type out"
+                "node with other types; change Gres= first, or leave --type out"
             )
         if named:
             if len(named) == 1:
@@ -157,9 +157,9 @@ class GresConf:
             lines.append(f"# Type= as in {gres_of(self.gres)}; any other drains the node.")
         if self.settings is not None:
             lines += (
-                "# Cores= of NUMA nodes need in slurm.conf:",
+                "# Cores= of NUMA nodes need these settings in slurm.conf:",
                 f"#   {self.settings}",
-                "# Else jobs get far cores, or Slurm drains the node; or print --scope socket.",
+                "# Else jobs get far cores, or Slurm drains the node. --scope socket needs none.",
             )
         return [*lines, *(self.line(gpu, node_name) for gpu in gpus)]
 

@@ -133,9 +133,9 @@ def _by_index(gpu: GpuKey) -> tuple[int, str]:
 def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]:
     """Return each process with the GPUs on which it works, by ascending pid.
 
-    It works on the GPU in which it holds most memory, and on those with a quarter of that: a mere
-    context, as NCCL leaves on GPU 0, is 300 to 500 MiB. A GPU in which its memory is not known
-    counts, too.
+    A process works on the GPU in which it holds most memory, and on GPUs in which it holds a
+    quarter of that: a mere context, as NCCL leaves on GPU 0, is 300 to 500 MiB. A GPU in which its
+    memory is not known counts, too.
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)
     for holding in sorted(holdings, key=_most_memory_first):

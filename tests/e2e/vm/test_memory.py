@@ -45,7 +45,7 @@ def test_locked_and_pinned_memory_is_reported(seen: Document) -> None:
 
 RESIDENT = (
     r"mismatch: host memory \d+ MiB, \d+% far on nodes? .*, and GPU 0 is on node 3; "
-    r".*(migratepages \d+ 1,7 3 moves it|pinned: restart it near)"
+    r".*(migratepages \d+ 1,7 3 moves it|pinned: restart)"
 )
 
 

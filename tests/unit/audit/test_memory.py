@@ -94,7 +94,7 @@ def test_far_memory_is_described_in_a_line(
     assert tuple(round(size / GIB) for size in host.placed.values()) == placed
 
 
-MOVES, PINNED = "; migratepages 100 1 0 moves it now", "; pinned: restart it near"
+MOVES, PINNED = "; migratepages 100 1 0 moves it now", "; pinned: restart the process near"
 
 
 @pytest.mark.parametrize(
