@@ -8,9 +8,8 @@ from typing import Any
 
 from tests.e2e.vm import inside
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, NODES, distance
-from tests.e2e.vm.inside import Document, Ended, bring, cgroup, nested, program, ran, running, stage
+from tests.e2e.vm.inside import Document, Ended, bring, cgroup, program, ran, running, stage
 from tests.e2e.vm.warm import affinityd, serving
-from tests.support.nri import Runtime, created
 
 FIRST_GPU = ("--gpus", "0")  #: is on node 3
 
@@ -57,23 +56,9 @@ SHRINKING = {
 }
 
 
-#: A pod of kubelet's systemd driver, whose slice is in those that its name has the beginnings of.
-SLICES = ("kubepods", "kubepods-burstable", "kubepods-burstable-pod7")
-POD = "/".join(f"{name}.slice" for name in SLICES)
-
-#: The cpuset of a pod: CPUs, and nodes of memory; then the CPUs, memory and place of its container.
-PODS = {
-    "all of the node": ("", "12-15", "local"),
-    "a part of it": ("8-13", "12-13", "local"),
-    "far from its GPU": ("16-19", "16-19", "remote"),
-}
-
-
 def main() -> Document:
     report: Document = {}
     bring("31", online=True)
-    stage("containers, by NRI")
-    report["containers"] = containers()
     stage("ranks, by sysfs")
     report["ranks"] = {"sysfs": ranks("sysfs")}
     stage("the daemon starts")
@@ -110,30 +95,6 @@ def ranks(source: str) -> dict[str, Any]:
     size = {"LOCAL_WORLD_SIZE": f"{len(GPU_NODES)}"}
     envs = [{"LOCAL_RANK": f"{rank}", **size} for rank in RANKS[source]]
     return {mode: [place(exec_(("--mode", mode), LOOK, env=env)) for env in envs] for mode in MODES}
-
-
-def containers() -> dict[str, Any]:
-    """Return what containers of a pod are given, and where the kernel then lets one run."""
-    socket = Path("/tmp/nri.sock")  # noqa: S108 - nobody else is here
-    runtime = Runtime(socket)
-    daemon = serving(f"--nri={socket}", "--nri-namespaces=training")
-    runtime.accept()
-    pod = nested(POD, None)
-    (pod.parent / "cgroup.subtree_control").write_text("+cpuset")
-    seen = {}
-    for name, (cpus, *_) in PODS.items():
-        cgroup(POD, cpus=cpus or "\n")
-        env = ["NVIDIA_VISIBLE_DEVICES=0"]
-        given = runtime.create(created(env=env, devices=[], cgroup=f"{SLICES[-1]}.slice"))
-        scope = cgroup(f"{POD}/cri-containerd-1.scope", cpus=given.cpus)
-        with running(program("rank"), group=scope) as pid:
-            status = Path(f"/proc/{pid}/status").read_text()
-        allowed = re.findall(r"Cpus_allowed_list:\t(.*)", status)
-        seen[name] = [given.cpus, given.environment["AFFINITYD_LOCALITY"], *allowed]
-        scope.rmdir()
-    daemon.stop()
-    runtime.end()
-    return seen
 
 
 def callers() -> dict[str, Any]:

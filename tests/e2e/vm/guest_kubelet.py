@@ -20,7 +20,7 @@ from typing import Any
 
 from affinityd.daemon import nri
 from affinityd.linux.files import environment_of
-from tests.e2e.vm.guest_slices import hold_gpus
+from tests.e2e.vm.guest_slices import have_patience, hold_gpus
 from tests.e2e.vm.inside import GROUPS, RELEASE, Document, Ended, bring, output, stage, thread_masks
 from tests.e2e.vm.two_nodes import GPU_NODES
 from tests.e2e.vm.warm import affinityd, serving
@@ -35,12 +35,15 @@ PODS = "/api/v1/namespaces/default/pods"
 GPUS = (0, 1, 4)  #: that kubelet knows, so that three pods have them all: two are on node 1
 NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/devices.txt
 BESIDE = 5  #: the GPU that a container has beside its spec
+PARTITION = GROUPS / "isolated"  #: beside kubepods.slice
+PARTITION_CPUS, OTHER_CPUS = "0-1,16-17", "2-15,18-31"
 
 
 def main() -> Document:
     nri.SYNCHRONIZE_SECONDS = nri.KUBELET_SECONDS = 100.0  # seconds; an emulated CPU is slow
     bring("31", online=True)
     hold_gpus()
+    have_patience(Path("/usr/bin"))
     for minor in range(len(GPU_NODES)):
         make_device_file(Path("/dev"), minor)
     node = boot_node()
@@ -80,27 +83,55 @@ def look_at_pods(node: "Node") -> Document:
             seen["reloaded"] = node.look(daemon, "early", "beside", "one", "two")
             stage("a pod is resized")
             one = node.program("one")
-            seen["threads of 4"] = exec_threads(one)
+            before = seen["threads of 4"] = exec_threads(one.group)
             node.resize("one", "20")
             eventually(lambda: daemon.says("default/one/main: CPUs"), "it is planned again")
-            eventually(lambda: exec_threads(one) != seen["threads of 4"], "its limit has changed")
+            eventually(lambda: exec_threads(one.group) != before, "its limit has changed")
             seen["resized"] = node.look(daemon, "one")
-            seen["threads of 20"] = exec_threads(one)
+            seen["threads of 20"] = exec_threads(one.group)
+            stage("CPUs become a partition")
+            seen |= look_at_partition(node, one)
         node.end_pods()
     kubelet = f"--pod-resources={node.state}/pod-resources/kubelet.sock"
-    with node.kubelet(cpuManagerPolicy="static", reservedSystemCPUs="'0,1'"):
+    with node.kubelet(cpuManagerPolicy="static", reservedSystemCPUs=f"'{PARTITION_CPUS}'"):
         stage("a pod gets CPUs of its own")
         with node.daemon(kubelet) as daemon:
             node.start("own")
             seen["static"] = node.look(daemon, "own")
-            seen["planned"] = exec_threads(node.program("own"))
+            seen["planned"] = exec_threads(node.program("own").group)
+            stage("a pod runs its command by /affinity/run")
+            node.start("run", manifest="run.json")
+            seen["run"] = node.look(daemon, "run")["run"]
     return seen
 
 
-def exec_threads(program: "Program") -> Ended:
-    """Return how `exec --threads` ends in a container's cgroup: its CPUs, and its threads."""
+def exec_threads(group: Path, *options: str) -> Ended:
+    """Return how `exec --threads` ends in a cgroup: its CPUs, and its threads."""
     told = "echo $AFFINITYD_CPULIST $OMP_NUM_THREADS"
-    return affinityd("exec", "--threads", "--", "sh", "-c", told, group=program.group)
+    return affinityd("exec", "--threads", *options, "--", "sh", "-c", told, group=group)
+
+
+def look_at_partition(node: "Node", pod: "Program") -> Document:
+    """Make CPUs of the pods a partition, and resize a pod; return which CPUs both then get."""
+    beside_all = make_partition()
+    node.run("systemctl", "set-property", "kubepods.slice", f"AllowedCPUs={OTHER_CPUS}")
+    beside_others = make_partition()
+    node.resize("one", "3")
+    eventually(lambda: pod.cpuset != "0-31", "the runtime has changed it")
+    return {
+        "partitions": [beside_all, beside_others],
+        "outside": pod.cpuset,
+        "inside": [exec_threads(PARTITION, f"--gpus={gpu}") for gpu in GPUS],
+    }
+
+
+def make_partition() -> str:
+    """Make a cgroup a partition, or try again; return the state that the kernel reports."""
+    PARTITION.mkdir(exist_ok=True)
+    (PARTITION / "cpuset.cpus").write_text(PARTITION_CPUS)
+    for state in ("member", "root"):
+        (PARTITION / "cpuset.cpus.partition").write_text(state)
+    return (PARTITION / "cpuset.cpus.partition").read_text().strip()
 
 
 @dataclass(frozen=True)
@@ -113,6 +144,10 @@ class Program:
     def group(self) -> Path:
         path = Path(f"/proc/{self.pid}/cgroup").read_text().strip().removeprefix("0::")
         return Path(f"{GROUPS}{path}")
+
+    @property
+    def cpuset(self) -> str:
+        return (self.group / "cpuset.cpus").read_text().strip()
 
     def opens(self, gpu: int) -> str:
         """Return why a process in its container cannot open a GPU: no driver serves it, ENXIO."""
@@ -178,9 +213,9 @@ class Node:
         self.run("systemctl", "stop", "kubelet")
         api("DELETE", "/api/v1/nodes/vm")  # else the next one's GPUs seem to be there
 
-    def start(self, name: str, *, beside: str = "") -> None:
+    def start(self, name: str, *, beside: str = "", manifest: str = "pod.json") -> None:
         """Start a pod with a GPU; `beside`: it is to get this one beside its spec."""
-        pod = json.loads((NODE / "pod.json").read_text())
+        pod = json.loads((NODE / manifest).read_text())
         pod["metadata"]["name"] = name
         (container,) = pod["spec"]["containers"]
         container["env"][0]["value"] = name

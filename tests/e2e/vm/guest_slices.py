@@ -52,7 +52,7 @@ cat /dev/nvidia* 2>&1 | sed -n 's/.*nvidia\([0-9]*\): No such device.*/gpu \1/p'
 def main() -> Document:
     bring("31", online=True)
     furnish()
-    have_patience()
+    have_patience(Path("/", RELEASE, "usr/bin"))
     hold_gpus()
     stage("the daemon starts")
     with running(RUN):
@@ -106,9 +106,8 @@ def furnish() -> None:
         (folder / "cgroup.subtree_control").write_text("+cpuset +pids")
 
 
-def have_patience() -> None:
-    """Raise curl's timeouts in the scripts: an emulated CPU is slow."""
-    folder = Path("/", RELEASE, "usr/bin")
+def have_patience(folder: Path) -> None:
+    """Raise the timeouts of the folder's curl in the scripts: an emulated CPU is slow."""
     (folder / "curl").rename(folder / "curl.debian")
     curl = folder / "curl"
     curl.write_text('#!/bin/sh\nexec /usr/bin/curl.debian "$@" --max-time 60\n')

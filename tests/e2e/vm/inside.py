@@ -42,14 +42,6 @@ def cgroup(name: str, **files: str) -> Path:
     return folder
 
 
-def nested(path: str, cpuset: str | None) -> Path:
-    """Make a cgroup and its parents; only the last has the cpuset."""
-    parts = path.split("/")
-    for depth in range(1, len(parts)):
-        cgroup("/".join(parts[:depth]))
-    return cgroup(path, **({"cpus": cpuset} if cpuset else {}))
-
-
 def ran(command: Sequence[str]) -> Ended:
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     return {"status": ended.returncode, "stdout": ended.stdout, "stderr": ended.stderr}

@@ -28,7 +28,7 @@ CARRIED = (
         f"tests/e2e/slurm/{name}"
         for name in ("rig.py", "slurm.conf.in", "namespace.sh", "layered.sh")
     ),
-    *(f"tests/support/{name}.py" for name in ("daemons", "nri", "paths")),
+    *(f"tests/support/{name}.py" for name in ("daemons", "paths")),
     "tests/e2e/kubernetes/kubelet_plugins.py",
 )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, PODS, RANKS, SHRINKING
+from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, RANKS, SHRINKING
 from tests.e2e.vm.hardware import GPU_NODES, cpus_of
 from tests.e2e.vm.inside import Document
 
@@ -85,13 +85,3 @@ def test_a_pin_follows_a_cpuset_that_grows_again(seen: Document, moment: str) ->
     masks, ended, printed = seen["shrinking"][moment]
     assert (masks, ended) == ([mask], status)
     assert words in printed
-
-
-# Containers of the systemd driver, as a runtime creates them.
-
-
-@pytest.mark.parametrize("pod", PODS)
-def test_a_container_is_placed_within_its_pod_s_slice(seen: Document, pod: str) -> None:
-    """The runtime is a stub that speaks NRI; the slices and the kernel are real."""
-    _, cpus, locality = PODS[pod]
-    assert seen["containers"][pod] == [cpus, locality, cpus]

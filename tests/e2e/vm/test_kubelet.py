@@ -3,6 +3,7 @@
 import pytest
 
 from affinityd.cpuset import parse_list
+from tests.e2e.vm.guest_kubelet import PARTITION_CPUS
 from tests.e2e.vm.inside import Document
 from tests.e2e.vm.two_nodes import GPU_NODES, cpus_of
 
@@ -70,3 +71,21 @@ def test_a_pod_keeps_its_exclusive_cpus_and_is_planned_within_them(seen: Documen
     assert (planned, threads) == (own["cpus"], "2"), "a thread a core"
     assert own["told"].keys() >= {"AFFINITYD_NODES", "AFFINITYD_JOB_CPUS"}
     assert "AFFINITYD_CPULIST" not in own["told"]
+
+
+def test_cpus_of_a_partition_are_for_its_processes_and_for_no_pod(seen: Document) -> None:
+    """Kubelet leaves no room for one: until it is narrowed, its slice has all CPUs."""
+    refused = "root invalid (Cpu list in cpuset.cpus not exclusive)"
+    assert seen["partitions"] == [refused, "root"]
+    assert parse_list(seen["outside"]) == parse_list(near(seen)) - parse_list(PARTITION_CPUS)
+    assert [ended["stdout"] for ended in seen["inside"]] == ["16-17 1\n", "16-17 1\n", "0-1 1\n"]
+
+
+def test_run_pins_a_pod_to_the_near_cpus_of_the_shared_pool(seen: Document) -> None:
+    """The init container and `run` ask the daemon; kubelet's cpuset has CPUs of the partition."""
+    run = seen["run"]
+    others = parse_list(seen["static"]["own"]["cpus"]) | parse_list(PARTITION_CPUS)
+    assert parse_list(run["cpus"]) == parse_list(cpus_of(GPU_NODES[run["gpu"]])) - others
+    assert run["told"]["AFFINITYD_CPULIST"] == run["cpus"]
+    assert run["told"]["AFFINITYD_LOCALITY"] == "local"
+    assert others.isdisjoint(parse_list(run["told"]["AFFINITYD_ALLOWED"]))

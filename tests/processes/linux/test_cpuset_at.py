@@ -38,3 +38,5 @@ def test_a_pod_s_cpuset_is_read_only_in_the_node_s_hierarchy() -> None:
         alone = (*within, "sh", "-c", ALONE, "sh")
         assert said(CODE, path, within=alone).strip() == "none", "its own says nothing of a pod's"
     assert format_list(cpuset_at("/") or ()) == BOTH
+    with cgroup("a.slice", "a-b.slice", cpus=FAR):
+        assert format_list(cpuset_at("a-b.slice") or ()) == FAR, "as systemd's driver names a pod's"
