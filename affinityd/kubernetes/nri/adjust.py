@@ -204,7 +204,7 @@ def adjust(
     if any(rank.locality == UNKNOWN for rank in reply.ranks):
         note = "its CPUs stay, since the NUMA node of a GPU is not known"
         return Adjustment("unplaced", note=note, locality=UNKNOWN)
-    before = cpuset or within or node.topology.online
+    before = usable or node.topology.online
     gpus = [rank.gpu for rank in reply.ranks]
     place = placement(node.topology, vicinity(node.topology, gpus), before)
     where = f"CPUs {format_list(reply.cpus)} ({reply.locality})"

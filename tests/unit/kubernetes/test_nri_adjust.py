@@ -244,6 +244,8 @@ def test_a_container_that_keeps_its_cpus_gets_their_nodes_and_is_counted_by_loca
     kept = made(cpus="48-63,112-127")
     assert (kept.outcome, kept.locality) == ("kept", "mixed")
     assert kept.environment["AFFINITYD_NODES"] == "3,7"
+    cut = made(cpus="48-63,112-127", within="0-63")  # a partition has the others
+    assert (cut.locality, cut.environment["AFFINITYD_NODES"]) == ("local", "3")
     pinned = made(shares=40 * 1024)
     assert (pinned.outcome, pinned.locality) == ("pinned", "mixed")
     assert pinned.note.endswith(", of 256")
