@@ -2,7 +2,7 @@
 
 No library, because: the base package has no dependency. msgspec is 1 MB of compiled code that takes
 4.4 starts of Python to import, pydantic 11 MB and 14.6; this takes 4.2, of which `json` and
-`dataclasses` are 3.3. Once the base package needs a compiled library, msgspec would be taken.
+`dataclasses` are 3.3. If the base package ever needs a compiled library, msgspec would be used.
 
 A document is described once, by a dataclass whose fields are the JSON object's, in their order. A
 document may come from another release: a field that is not known is ignored; a field that may be

@@ -78,7 +78,7 @@ def runtime_folder(environ: Mapping[str, str] = os.environ) -> str:
 def sockets(variables: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return where a client looks for a daemon, by its AFFINITYD_* variables.
 
-    The configured socket; without one, root's, then its user's own.
+    These are the configured socket; or, without one, root's and then the user's own.
     """
     configured = variables.get(f"{PREFIX}SOCKET")
     if configured:

@@ -113,9 +113,9 @@ def _choice(values: tuple[str, ...], text: str) -> Any:  # noqa: ANN401
 class Settings:
     """Every setting, checked. `{machines}` in a help text stands for the built-in machines."""
 
-    root: str = _setting("/", "DIR", "the machine's files: a captured one's folder (default: /)")
+    root: str = _setting("/", "DIR", "the folder of a captured machine's files (default: /)")
     machine: str | None = _setting(
-        None, "NAME|FILE.json", "a built-in machine instead: {machines}; or the file of another one"
+        None, "NAME|FILE.json", "a built-in machine instead: {machines}; or a file of a machine"
     )
     node_name: str | None = _setting(
         None, "NAME", "the name of this node (default: its host name)", node_name
@@ -177,7 +177,7 @@ class Settings:
         metadata={
             "setting": Setting(
                 "NAMES",
-                "the namespaces of these containers, or *, each with choices, like a,b "
+                "the namespaces of containers to adjust, or *, each with choices, like a,b "
                 "mode=socket (default: pods with a label)",
                 namespaces,
             )
@@ -186,13 +186,13 @@ class Settings:
     nri_mount: bool = _setting(
         False,  # noqa: FBT003
         "on|off",
-        "whether the folder of the daemon's socket is mounted in these containers (default: off)",
+        "whether their containers get a mount of the daemon's socket's folder (default: off)",
         _on_or_off,
     )
     nri_without_request: str = _choice(
         ("share", "keep"),
-        "what containers without a CPU request get: as many CPUs as their part of the node's GPUs, "
-        "or all that they have (default: share)",
+        "what containers without a CPU request get: their GPUs' part of the node's CPUs (share), "
+        "or all CPUs that they have (keep) (default: share)",
     )
     log_format: str = _choice(("text", "json"), "the format of log lines (default: text)")
     switch: str = config.ON  #: AFFINITYD of the daemon alone, which the daemon tells its clients

@@ -34,7 +34,7 @@ NVML_FILE = "nvml.json"
 
 
 def open_tree(root: str, node_name: str | None = None) -> Tree:
-    """Open `/`, or the folder of a captured machine, whose name is then the machine's.
+    """Open `/`, or the folder of a captured machine: the folder's name is the machine's.
 
     `node_name` is the name of the machine in `/`: in a container uname(2) has the container's.
     Raises TreeError where there is no machine.
@@ -123,8 +123,8 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
 def _check(tree: Tree) -> None:
     """Raise FailingFileError if a file could not be read.
 
-    Not for the files of an RDMA device's port: that port has failed, and counts as down. In a
-    container KFD refuses, with EPERM, the GPUs of other containers.
+    Two kinds of files may fail: those of an RDMA port, which then counts as down, and KFD's files
+    in a container, where EPERM hides the GPUs of other containers.
     """
     for path, error in sorted(tree.broken.items()):
         is_port = "/ports/" in path or "/port/" in path

@@ -1,7 +1,7 @@
 """Which PCI devices are GPUs, and each one's vendor and index.
 
-NVIDIA's: NVML's list if NVML answers; else those on the bus, in bus order, which is NVML's order
-too. AMD's are numbered as ROCm numbers them: in the order of KFD's nodes.
+NVIDIA's GPUs are NVML's list if NVML answers; else the GPUs on the bus, in bus order, which NVML
+has, too. AMD's are numbered as ROCm numbers them: in the order of KFD's nodes.
 
 Sources: the NVIDIA driver's README, "The /proc Interface"; MIG User Guide, "Device Nodes and
 Capabilities"; kernel drivers/gpu/drm/amd/amdkfd/kfd_topology.c (node_show,
@@ -96,7 +96,7 @@ def _by_nvml(
     device_of = {gpu.index: at[gpu.pci_bus_id] for gpu in listed if gpu.pci_bus_id in at}
     lost = [gpu.index for gpu in listed if gpu.pci_bus_id is None]
     left = [device for device in devices if device not in device_of.values()]
-    # Both are in bus order, so equal numbers of them pair in only one way.
+    # Lost GPUs and devices left are in bus order: equal numbers of them pair in one way only.
     if len(lost) == len(left):
         device_of.update(zip(lost, left, strict=True))
         left = []
@@ -140,7 +140,7 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
     for node in numbered(tree, KFD_NODES, "") if devices else ():
         fields = read_fields(tree, f"{KFD_NODES}/{node}/properties", *kfd_names)
         simds, place, domain, unique_id, minor = (number(fields.get(name)) for name in kfd_names)
-        if simds and place is not None:  # the node has no CPU, and no device cgroup hides it
+        if simds and place is not None:  # a GPU that no device cgroup hides
             # A partition's number is in the highest bits, or in place of the function (0).
             bus = place >> 8 & 0xFF
             slot = place >> 3 & 0x1F

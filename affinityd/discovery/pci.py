@@ -143,7 +143,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             names = tree.list(device.folder, _is_of_interfaces)
             interfaces = tuple(_interfaces(tree, device.folder, names))
             physical = _target(tree, f"{device.folder}/{PHYSICAL}") if PHYSICAL in names else None
-            bond = None  # interfaces have other masters, such as bridges
+            bond = None  # an interface's master may also be a bridge
             for place, name in interfaces:
                 master = _target(tree, f"{place}/{name}/master") if place.endswith("/net") else None
                 if master and tree.read(f"sys/class/net/{master}/bonding/mode") is not None:

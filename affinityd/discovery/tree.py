@@ -61,7 +61,7 @@ class Tree:
 
     def _ask(self, path: str, ask: Callable[[str], T]) -> T | None:
         file = self.root + path
-        # A captured machine may come from anywhere: its links must not lead here.
+        # A captured machine may come from anywhere: its links must not leave its folder.
         if not self.live and not os.path.realpath(file).startswith(self.root):
             return None
         try:

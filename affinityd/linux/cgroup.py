@@ -1,7 +1,7 @@
 """The cgroups of a process: the CPUs and the CPU time that they allow.
 
 Since 1.33 kubelet sets no limit for exclusive CPUs (DisableCPUQuotaWithExclusiveCPUs). The weight
-of their container is then that of as many CPUs as its cpuset has, and counts as the limit.
+of such a container stands for as many CPUs as its cpuset has, and counts as the limit.
 
 Sources: cgroups(7), cpuset(7), kernel Documentation/admin-guide/cgroup-v1/cpusets.rst and
 cgroup-v2.rst, scheduler/sched-bwc.rst; proc(5) for mountinfo; Kubernetes
@@ -208,8 +208,8 @@ def _below(path: str, root: str) -> str | None:
 def _from_above(path: str, root: str, point: str) -> str | None:
     """Return the relative path for a cgroup outside this namespace, in a mount of all cgroups.
 
-    For both the kernel tells how far above this namespace's root they are, but not the folders
-    between: cgroup_namespaces(7). If several are possible, the path is unknown.
+    The kernel tells how far above this namespace's root the cgroup and the mount are, but not the
+    folders between: cgroup_namespaces(7). If several are possible, the path is unknown.
     """
     ups = root.count("/..")
     parts = path.split("/")[1:]

@@ -41,7 +41,7 @@ class Child:
     def __init__(self, work: Callable[[], Iterable[bytes]], patience: float) -> None:
         """Fork the child. It exits one second after a part takes longer than `patience` seconds.
 
-        Raises ChildError if there is no fork, and while an earlier child cannot be killed.
+        Raises ChildError if fork(2) fails, and while an earlier child cannot be killed.
         """
         check_stuck()
         try:

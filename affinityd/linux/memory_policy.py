@@ -78,7 +78,7 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
             number = errno.errorcode.get(error.errno or 0, error.errno)
             refusal = f"{wish} was refused ({number}: {error.strerror})"
     now = own_policy() or MemoryPolicy(None)
-    outcome = f"{now} holds" if now.policy else "the policy that holds cannot be read"
+    outcome = f"{now} applies" if now.policy else "the policy that applies cannot be read"
     if refusal is not None:
         refusal = f"{refusal}; {outcome}"
     elif now.policy != wish.policy:

@@ -77,7 +77,7 @@ class Stat:
 
     @property
     def takes_mask(self) -> bool:
-        """Whether the kernel lets its mask be set, which it refuses for per-CPU threads."""
+        """Whether the kernel allows setting its mask; for per-CPU threads it does not."""
         return not self.flags & PF_NO_SETAFFINITY
 
     @property
@@ -259,7 +259,7 @@ class ProcessTable:
 
     @property
     def has_all(self) -> bool:
-        """Whether the first process is visible: hidepid of proc(5) hides all of root's."""
+        """Whether the first process is visible: hidepid of proc(5) hides root's processes."""
         return INIT in self.by_pid
 
 

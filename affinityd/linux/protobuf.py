@@ -55,7 +55,7 @@ Frame = tuple[int, int, int, bytes]  #: type, flags, stream, payload
 
 
 def read(data: Value, until: int = 0) -> Message:
-    """Return the fields of a message by their numbers; `until`: none after this one."""
+    """Return the fields of a message by their numbers; `until`: stop after this field."""
     message = _bytes(data)
     place = 0
     count = 0

@@ -1,4 +1,4 @@
-"""The NUMA nodes of a process's memory, by a sample of its pages: as fast for 500 GB as for one.
+"""The NUMA nodes of a process's memory, by a sample of its pages: as fast for 500 GB as for 1.
 
 move_pages(2) tells the node of any page, and the process never waits for it; for a reader of
 numa_maps the kernel walks all pages under a lock. Both need ptrace read access: the process's own
@@ -103,7 +103,7 @@ class ResidentMemory:
         return total
 
     def part_on(self, nodes: Collection[int], of: Collection[int] | None = None) -> float | None:
-        """Return the part on nodes, of all or `of` some; None: fewer than LEAST_PAGES drawn."""
+        """Return the part of pages of all nodes, or `of` some, on `nodes`; None: too few drawn."""
         drawn = self.pages(self.nodes if of is None else of)
         return self.pages(nodes) / drawn if drawn >= LEAST_PAGES else None
 
@@ -136,7 +136,7 @@ def resident_sizes(pid: int) -> ResidentMemory:
     return ResidentMemory(sizes, locked=locked)
 
 
-#: The first address of a mapping, the first one after it, and its kind.
+#: The first address of a mapping, the first address after it, and the mapping's kind.
 MemoryMapping = tuple[int, int, str]
 
 

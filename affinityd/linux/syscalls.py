@@ -77,7 +77,7 @@ def end_with(parent: int) -> None:
 def _call(name: str, *arguments: int | bytearray) -> int:
     """Make a system call, which may fill the arrays among its arguments. Raises OSError."""
     machine = os.uname().machine
-    is_32_bit = sys.maxsize < 1 << 32  # its system calls have other numbers
+    is_32_bit = sys.maxsize < 1 << 32  # 32-bit system calls have other numbers
     if machine not in SYSCALL_NUMBERS or is_32_bit:
         known = f"is known on {machine}, only on 64-bit {', '.join(SYSCALL_NUMBERS)}"
         raise OSError(errno.ENOSYS, f"no number of {name} {known}")

@@ -159,7 +159,7 @@ def _nodes(facts: Mapping[str, Any], cores: Iterable[Core]) -> Iterator[NumaNode
 
 
 def _devices(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return every device with its group's fields, in PCI bus order; its path ends with it."""
+    """Return devices with their group's fields, in PCI bus order; a path ends with its device."""
     devices = []
     for group in groups:
         for facts in group["devices"]:

@@ -33,7 +33,7 @@ class Demand(NamedTuple):
     unreserved: CpuSet  #: online − reserved
     options: Options = Options()
     #: How many logical CPUs the ranks of a home node ask for together; missing: `options.cpus`
-    #: each. For a node without ranks, other processes of the job ask.
+    #: each. A node without ranks has what other processes of the job ask.
     together: Mapping[int | None, int] = {}
     #: Each rank's home node, for modes that divide its cores; None: the nearest.
     homes: tuple[int | None, ...] | None = None

@@ -33,7 +33,7 @@ def choose_gpus(
     ranks = len(cpus_of_ranks)
     each = gpus_of_each(ranks, len(gpus), each)
     # A list of GPUs is written as a number whose digits are the ranks', so the smaller list is the
-    # smaller number. Of two lists of a rank, the smaller has the first place that differs.
+    # smaller number. Of two lists of a rank, the smaller has the lowest place of only one.
     places = range(len(gpus))
     if each == 1:
         base = len(gpus)

@@ -149,7 +149,7 @@ def cause_of(
     """Return why masks are far, one of CAUSES; None: none is far.
 
     The process may use `cpuset`. `widened` are the CPUs, near and far, that the process has because
-    it asked for more than are near; None: unknown, or it did not.
+    it asked for more than are near; None: unknown, or it asked for no more.
     """
     far = [mask for mask, place in placements.items() if place in FAR_PLACEMENTS]
     if not far:

@@ -272,7 +272,7 @@ def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
         parts = [(part, part.uuid()) for part in gpu.mig_devices()]
     return GpuProcesses(
         index,
-        uuid=uuid and printable(uuid),  # printable, as discovery keeps it, so that they compare
+        uuid=uuid and printable(uuid),  # printable, to compare with discovery's
         pci_bus_id=pci_bus_id,
         processes=tuple(chain.from_iterable(_listed(part, mig) for part, mig in parts)),
         error=next(iter(gpu.errors), None),

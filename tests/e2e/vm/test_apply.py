@@ -66,7 +66,7 @@ def test_memory_is_allocated_on_the_node_of_the_gpu(seen: Document, command: str
 def test_a_refused_memory_policy_is_reported_and_the_command_runs(seen: Document) -> None:
     (line,) = seen["memory"][OUTSIDE]["said"]
     assert line.startswith("affinityd exec: memory: bind on node 3 was refused (EINVAL: ")
-    assert line.endswith("; default holds")
+    assert line.endswith("; default applies")
 
 
 # Cpusets of cgroup v2.

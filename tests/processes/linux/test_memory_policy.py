@@ -100,7 +100,7 @@ def test_a_refused_policy_changes_nothing_and_says_so(
     policy: str, nodes: set[int], refusal: str
 ) -> None:
     told = child(f"tell(set_policy({policy!r}, frozenset({nodes})))")
-    assert told == [["default", f"{refusal}; default holds"]]
+    assert told == [["default", f"{refusal}; default applies"]]
 
 
 def test_nodes_that_the_kernel_leaves_out_are_reported() -> None:
@@ -112,11 +112,11 @@ def test_nodes_that_the_kernel_leaves_out_are_reported() -> None:
     assert bound == ["bind on node 0", f"bind on nodes 0-1,1023 left out nodes 1,1023: {lacks}"]
     held = "preferred_many on node 0"
     assert preferred == [held, f"preferred_many on nodes 0-1 left out node 1: {lacks}"]
-    assert kept == [held, f"interleave on node 1 {NO}; {held} holds"]
+    assert kept == [held, f"interleave on node 1 {NO}; {held} applies"]
 
 
-ON_0_NOT = f"bind on node 0 {FORBIDDEN}; default holds"
-BIND, HOLDS = 'set_policy("bind", ON_0)', "bind on node 0"
+ON_0_NOT = f"bind on node 0 {FORBIDDEN}; default applies"
+BIND, WISH = 'set_policy("bind", ON_0)', "bind on node 0"
 IN_A_THREAD = f"""
 thread = threading.Thread(target=lambda: ({BIND}, tell(own_policy())))
 thread.start(); thread.join()"""
@@ -127,10 +127,10 @@ thread.start(); thread.join()"""
     [
         ('"set_mempolicy"', f"tell({BIND})", [["default", ON_0_NOT]]),
         # Accepted, and it does not hold.
-        ('"set_mempolicy", 0', f"tell({BIND})", [["default", f"{HOLDS} {ACCEPTED}default holds"]]),
+        ('"set_mempolicy", 0', f"tell({BIND})", [["default", f"{WISH} {ACCEPTED}default applies"]]),
         # The reading: numa_maps tells, of the thread and not of the first one.
-        ('"get_mempolicy"', f"tell({BIND}, own_policy())", [[HOLDS]] * 2),
-        ('"get_mempolicy"', IN_A_THREAD, [[HOLDS]]),
+        ('"get_mempolicy"', f"tell({BIND}, own_policy())", [[WISH]] * 2),
+        ('"get_mempolicy"', IN_A_THREAD, [[WISH]]),
     ],
 )
 def test_a_policy_that_seccomp_refuses_is_reported(refused: str, code: str, told: object) -> None:

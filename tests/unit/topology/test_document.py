@@ -124,7 +124,7 @@ def test_a_malformed_node_file_is_a_one_line_value_error(path: Path, text: str, 
     ("fields", "said"),
     [
         *(({"generation": it}, "generation") for it in ("one", None, -1, 0, True, 1.5)),
-        ({"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}, "another machine's, or from before"),
+        ({"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}, "of another machine, or older"),
         ({"boot_id": Path(BOOT_ID).read_text().strip()}, None),
         ({"boot_id": None}, None),  # from where that is hidden
         ({"boot_id": ...}, None),  # of an earlier release
