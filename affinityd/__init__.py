@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Import a name on first use, PEP 562: `affinityd exec` needs none of them."""
+    """Import a name on first use (PEP 562): `affinityd exec` needs none of these names."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "verify":

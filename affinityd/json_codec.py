@@ -72,7 +72,7 @@ def left_out() -> Any:  # noqa: ANN401 - as dataclasses.field
 def dumps(document: object, **layout: Any) -> str:  # noqa: ANN401 - as json.dumps takes it
     """Return a document as JSON, on one line unless `layout` says otherwise.
 
-    Other threads may run between two of its objects, however long it is.
+    Other threads may run between two objects of a document, however long it is.
     """
     return json.dumps(document, default=_jsonable, check_circular=False, **layout)
 

@@ -35,7 +35,7 @@ def started(work: Callable[[], T]) -> Future[T]:
 
 STUCK_SECONDS = 0.5
 MOST_STUCK_OF_ONE = 4  #: how many readings of one user's processes may be late at once
-MOST_STUCK = 64  #: of all users'
+MOST_STUCK = 64  #: the same of all users' processes
 
 
 class Readings(Generic[K, T]):

@@ -253,7 +253,7 @@ class CpuTimeCounters:
         self._is_over = is_over
         #: The facts of each process at the last scan, and when that was; by pid and start.
         self._before: dict[tuple[int, int], tuple[ProcessFacts, float]] = {}
-        #: Ticks of ended children that were counted while they ran, by their parent.
+        #: By the parent's pid: ticks of ended children that were counted while they ran.
         self._counted: Counter[int] = Counter()
         #: When the processes of each GPU were last known, in ticks since boot. All time counts of a
         #: process that has started since then.

@@ -44,7 +44,7 @@ class AuditGpuDocument:
     audited: bool
     unknown: str | None  #: why the GPU's processes are not known
     processes: Mapping[Placement, int] | None
-    mismatch: Mapping[Cause, int] | None  #: processes
+    mismatch: Mapping[Cause, int] | None  #: processes, by cause
     orphans: int | None
     waiting: Mapping[WaitCause, int] | None  #: processes that wait long for CPUs, by cause
     far_memory: Mapping[MemoryCause, int] | None  #: processes with much far host memory, by cause

@@ -20,7 +20,7 @@ ORPHAN = "orphan"  #: a process holds the GPU, and no job owns that process
 WAITING = "waiting"  #: a process waits long for CPUs
 RESERVED = "reserved"  #: a job has the GPU, and no process uses it
 IDLE = "idle"  #: no process uses the GPU
-#: States of a GPU, the worst first. Those not defined here are placements of processes.
+#: States of a GPU, the worst first. States not defined above are placements.
 STATES = (LOST, REMOTE, MIXED, ORPHAN, WAITING, UNPINNED, UNKNOWN, LOCAL, RESERVED, IDLE)
 FINDING_STATES = STATES[:7]
 #: State → its letter in the history; a minute without a scan has a dot.
@@ -31,7 +31,7 @@ WORST_FIRST = "".join(LETTERS.values()) + NO_SCAN
 State = Annotated[str, OneOf(STATES)]
 
 HOUR = 60  #: minutes of the history
-#: It is a finding if threads of a process wait for longer than this in a second.
+#: A process whose threads wait for longer than this in each second is a finding.
 LONG_WAIT = 0.1
 
 IS_GONE = "it is not there any more"
@@ -121,7 +121,7 @@ def states(scan: Scan) -> dict[GpuKey, str]:
 
 
 def findings(topology: Topology, scan: Scan, remedies: Remedies | None = None) -> Iterator[Finding]:
-    """Yield the findings on the node, the worst first; one says so if nothing is wrong.
+    """Yield the findings on the node, the worst first; if nothing is wrong, one says so.
 
     `remedies` None: the reader may not see processes.
     """

@@ -96,7 +96,7 @@ class ProcessWalk:
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
         pid = stat.number
         tids = thread_ids(pid, self._proc)
-        # A main thread that has ended is in no cgroup any more; cgroups v1 then show the root's.
+        # A main thread that has ended is in no cgroup any more: cgroups v1 show the root cgroup.
         living = tids[1] if stat.state in ENDED and len(tids) > 1 else pid
         uid = uid_of(pid, self._proc)
         facts_in_group = self._group(living)

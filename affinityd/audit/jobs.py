@@ -49,7 +49,7 @@ _HEX = "[0-9a-f]"
 _UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 _ID = rf"{_HEX}{{64}}"
 
-# For paths that end with a slash.
+# These patterns are for paths that end with a slash.
 #: To a reader in a cgroup namespace, paths outside of it begin with `..`.
 _beside = re.compile(r"(?:/\.\.)+(?=/)").match
 _users = re.compile(r"/(?:user(?:-\d+)?\.slice|user@\d+\.service)(?=/)").search
@@ -151,9 +151,9 @@ MOST_ABOVE = 8  #: ancestors that are checked
 def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[int, int]:
     """Return the topmost process that a pin should move with a holder, as a server with its engine.
 
-    That process and all between have the holder's process group, unlike a session's shell. Below it
-    no process holds other GPUs, and most of its children lead to holders: if not, the others might
-    be ranks without a GPU yet.
+    It and all processes between are in the holder's process group, unlike a session's shell. Below
+    it no process holds other GPUs, and most of its children lead to holders: otherwise the other
+    children might be ranks without a GPU yet.
     """
     living = [process for process in processes if process.facts.threads]
     holders = [process for process in living if process.facts.holding is not None]
@@ -244,7 +244,7 @@ STEPD = "slurmstepd"  #: the program that runs each step of a job, as root, from
 
 
 class ProcessOwners:
-    """Finds the owners of processes on a Slurm node; elsewhere, nohup(1) leaves none."""
+    """Finds the owners of processes on a Slurm node; elsewhere a process may have none."""
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes

@@ -187,7 +187,7 @@ class Allocation:
 
 
 class Allocations:
-    """The allocations of jobs on one machine, and the plans for them; each is made once."""
+    """The allocations of jobs on one machine, and the plans for them; each plan is made once."""
 
     def __init__(self, topology: Topology, reserved: CpuSet) -> None:
         """Take the machine, and its reserved CPUs."""
@@ -314,7 +314,7 @@ def _have_slices(holders: Iterable[ProcessFacts]) -> bool:
 
 
 def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
-    """Return how many of the CPUs that a job's processes may use it asked for; None: unknown.
+    """Return how many of `cpus`, which are its processes', a job asked for; None: unknown.
 
     Slurm confines a job to its allocation; a container asked for no more than its CPU limit.
     """

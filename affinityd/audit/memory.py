@@ -27,8 +27,8 @@ from affinityd.text import amount
 from affinityd.threads import Readings
 from affinityd.topology.nearness import ALLOCATION, LOCAL, REMOTE, UNKNOWN, Vicinity
 
-#: The part of memory that is far: from MENTIONED on a line mentions it, from MOST on it is a
-#: mismatch. Some memory of files, and some shared memory, is always far.
+#: The far part of memory: a line mentions it if it is MENTIONED or more; it is a mismatch if it is
+#: MOST or more. Some memory of files, and some shared memory, is always far.
 MENTIONED, MOST = 0.1, 0.5
 LEAST = 2**30  #: bytes of far memory below which a line is shown only on request
 #: Time that a scan may take for samples. Processes that it does not reach keep their last sample.
@@ -153,7 +153,7 @@ class HostMemory:
         return self.cause is not None and self.placed[REMOTE] >= least
 
     def remedy(self, pid: int | None) -> str | None:
-        """Return the remedy; None: none is needed. A command here may move the memory of `pid`."""
+        """Return the remedy, maybe a command that moves `pid`'s memory; None: none is needed."""
         if self.cause is None:
             return None
         remedy = REMEDIES[self.cause]

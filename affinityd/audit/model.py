@@ -181,7 +181,7 @@ class AuditedProcess:
 
     @property
     def is_mismatch(self) -> bool:
-        """Whether it counts, and may run far from its GPU."""
+        """Whether the process counts, and may run far from its GPU."""
         return self.cause is not None and not self.is_daemon
 
     @property
@@ -252,7 +252,7 @@ class Scan:
     used: Mapping[int, CpuTime] = field(default_factory=dict)
     #: Pid → how long its threads waited since the last scan, if the kernel counts that
     waits: Mapping[int, Waits] = field(default_factory=dict)
-    counts_waits: bool = True  #: the kernel does
+    counts_waits: bool = True  #: whether the kernel counts waits
     last_hour: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
     users: Mapping[int, str] = field(default_factory=dict)  #: uid → name, if known
     memory: Mapping[int, HostMemory] = field(default_factory=dict)  #: by a holder's pid

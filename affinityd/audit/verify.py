@@ -138,7 +138,7 @@ def matches(verifications: Sequence[Verification]) -> bool | None:
 def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence[Verification]:
     """Return the findings about a process and its descendants, with one remedy for all.
 
-    `options`: those with which `pin` finds the same GPUs.
+    `options` make `affinityd pin` find the same GPUs.
     """
     far = [each for each in verifications if each.far]
     is_tree = len(far) > 1

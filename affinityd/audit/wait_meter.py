@@ -60,7 +60,7 @@ class Other:
         """Read the mask, the user and the owner of a process that ran for `ran` seconds."""
         cgroups = cgroups_of(stat.number, proc)
         tids = thread_ids(stat.number, proc)[:MOST_MASKS]
-        # Threads that OpenMP has bound have a CPU each: the main thread's mask is but one of them.
+        # Threads that OpenMP has bound have a CPU each: the main thread's mask has only one.
         mask: set[int] = set()
         for tid in tids:
             mask.update(mask_of(tid) or ())
@@ -71,7 +71,7 @@ class Other:
         return cls(stat, ran, frozenset(mask), uid_of(stat.number, proc), owner, unit)
 
     def kind(self, process: ProcessFacts) -> str:
-        """Return its kind, seen from a process; of its job, container or session: OWN_THREADS."""
+        """Return what it is to a process: OWN_THREADS if both are of one job, container or session."""
         stat = self.stat
         owner = process.membership.owner
         is_same = owner is not None and owner == self.owner
@@ -140,7 +140,7 @@ class WaitMeter:
     ) -> Mapping[int, Waits]:
         """Return the waits since the last call, by pid; `now`: seconds since boot.
 
-        Unknown are the waits of a new process, and of all processes if the kernel does not count.
+        The waits of a new process are unknown, and all waits if the kernel does not count them.
         """
         before = self._before
         look = self._counters(waiters, processes, now)

@@ -41,12 +41,12 @@ class Waits:
     ran: float = 0.0  #: of all threads that may run only on `cpus`, together
     cpus: CpuSet = frozenset()  #: on which the waiting threads may run
     elsewhere: CpuSet = frozenset()  #: the other CPUs that are online
-    throttled: float = 0.0  #: of its cgroup or a parent, the longest; summed over CPUs
+    throttled: float = 0.0  #: the longest of its cgroup or a parent, summed over CPUs
     used_up: float = 0.0  #: the part of the limit's periods in which the cgroup used the limit up
     limited: str | None = None  #: the folder of the cgroup with the limit
     stolen: float = 0.0  #: by the hypervisor from `cpus`, whichever process ran
     runners: Sequence[Runner] = ()  #: processes that ran on `cpus`, the longest runners first
-    threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: measured ones, by tid
+    threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: of measured threads, by tid
     is_bound_to_one: bool = False  #: waiting threads may run on one CPU only, other threads on more
 
     @property

@@ -73,7 +73,7 @@ def apply_plan(
         os.environ[GPUS] = format_list(plan.gpus)
         task = environment.task_of(os.environ)
     os.environ[PINNED_FOR] = task
-    # Set also if the mask was wide enough already: a process with another mask is planned again.
+    # Set even if the mask stayed as it was: a process with another mask is planned again.
     os.environ[CPULIST] = format_list(cpus)
     os.environ[ALLOWED] = format_list(plan.allowed)
     os.environ[LOCALITY] = plan.locality

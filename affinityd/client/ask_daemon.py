@@ -90,8 +90,8 @@ def find_plan(
 def within(start: float, timeout: float, find: Callable[[], T]) -> T:
     """Return the result of `find`; raise ApplyError if a file that it reads hangs.
 
-    `start` is of time.monotonic. To ask a daemon takes `timeout` seconds, to read the machine
-    READING times as long.
+    `start` is of time.monotonic. Asking a daemon may take `timeout` seconds, and reading the
+    machine READING times as long.
     """
     try:
         return in_time(find, _end(start, timeout) - time.monotonic())

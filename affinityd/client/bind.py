@@ -109,14 +109,14 @@ def bind(
     CPUs each rank asked for; None: Slurm's or the pod's number. `memory` is a policy ("local",
     "preferred", "bind", "interleave") for the calling thread and its children. `nics` names
     libraries ("ucx", "nvshmem", "uccl", "nccl"): their variables name the near RDMA devices then.
-    `choose_gpu`, to be called before CUDA is, leaves the CPUs and sets the vendor's variable, like
-    CUDA_VISIBLE_DEVICES, to the near GPUs, `gpus_per_rank` of them. `timeout` is in seconds: to ask
-    a daemon; to read the machine without one, 5 times as long. The others are the parameters of a
-    plan, by their names; None: as AFFINITYD_* variables say, as for `affinityd exec`.
+    `choose_gpu` keeps the CPUs and sets the vendor's variable, like CUDA_VISIBLE_DEVICES, to the
+    near GPUs, `gpus_per_rank` of them; it must come before the first use of CUDA. `timeout` is in
+    seconds: asking a daemon may take so long, reading the machine without a daemon 5 times as long.
+    The others are the parameters of a plan, by their names; None: as AFFINITYD_* variables say.
 
-    A second call with arguments plans as the first one did; without any of a plan's, it keeps the
-    CPUs of the first, or of `affinityd exec`. Without a plan the process stays as it is, with a
-    warning in the result and in the log; with `fail_closed`, AffinityError is raised instead.
+    A second call with arguments plans as the first one did; without arguments about the plan, it
+    keeps the CPUs of the first call, or of `affinityd exec`. Without a plan the process stays as it
+    is, with a warning in the result and in the log; with `fail_closed`, AffinityError is raised.
     """
     arguments = locals().copy()
     if choose_gpu:
@@ -141,8 +141,8 @@ def bind(
 def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     """Return the plan of this process, as the JSON of `GET /plan` has it; nothing is changed.
 
-    `parameters` are those of a plan, like `gpus`, `mode` and `rank`. The daemon is asked, for
-    `timeout` seconds; without one the machine is read, for 5 times as long. Raises AffinityError.
+    `parameters` are those of a plan, like `gpus`, `mode` and `rank`. A daemon is asked for `timeout`
+    seconds; without a daemon the machine is read, for 5 times as long. Raises AffinityError.
     """
     _require_linux()
     timeout = ask_daemon.seconds(str(timeout))

@@ -140,7 +140,7 @@ class ProcessContext:
         """Return the variables that say which CPUs limit it; one that is None is not sent."""
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_pinned = limit != cpus
-        if is_pinned:  # the cpuset may have shrunk since that pin, or be another
+        if is_pinned:  # since that pin the cpuset may have shrunk or been replaced
             limit &= self.cpuset or limit
         if self.is_bound(limit):
             return {environment.SLICE: format_list(limit), environment.ALLOWED: None}

@@ -1,7 +1,7 @@
 """The daemon's NRI plugin, in its own thread: plans and the runtime never wait for each other.
 
 However an adjustment ends, the answer lets the container start. A container that was missed is
-tried again while it runs, seldom.
+tried again while it runs, at long intervals.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ class NriPlugin:
         return Adjustment(outcome)
 
     def _judge(self, known: Known) -> Adjustment:
-        """Return the outcome for a running container with a cpuset: "pinned" if we set it."""
+        """Return the outcome for a running container with a cpuset: "pinned" if by affinityd."""
         # A pod's author cannot set this annotation. A container placed while it ran has none.
         cpus = parse_list(known.container.cpus)
         placed, _, locality = known.container.annotations.get(PLACED_ANNOTATION, "").partition(" ")

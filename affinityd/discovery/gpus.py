@@ -1,7 +1,7 @@
 """Which PCI devices are GPUs, and each one's vendor and index.
 
-NVIDIA's GPUs are NVML's list if NVML answers; else the GPUs on the bus, in bus order, which NVML
-has, too. AMD's are numbered as ROCm numbers them: in the order of KFD's nodes.
+NVIDIA's GPUs are NVML's list if NVML answers; else the GPUs on the bus, in bus order, as in
+NVML's list. AMD's are numbered as ROCm numbers them: in the order of KFD's nodes.
 
 Sources: the NVIDIA driver's README, "The /proc Interface"; MIG User Guide, "Device Nodes and
 Capabilities"; kernel drivers/gpu/drm/amd/amdkfd/kfd_topology.c (node_show,

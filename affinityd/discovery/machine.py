@@ -32,7 +32,7 @@ class Machine:
         self._tree: Tree | None = (
             None if self._shipped else open_tree(settings.root, settings.node_name)
         )
-        self.report: NvmlReport | None = None  #: NVML's last
+        self.report: NvmlReport | None = None  #: NVML's last report
         self._answered_by: str | None = None  # the driver's version when NVML last answered
         #: The file that changes when a CPU goes online or offline; None: there is no such file.
         self.online_file = self._tree.root + "sys/devices/system/cpu/online" if self._tree else None
@@ -52,7 +52,7 @@ class Machine:
     def query_drivers(self, timeout: float = READING_SECONDS) -> None:
         """Query NVML, or read a snapshot's report.
 
-        NVML is called only if its driver is loaded: it would load a driver in the middle of the
+        NVML is called only if its driver is loaded: otherwise NVML would load one, even during the
         driver's upgrade. If NVML fails, its last answer by the same driver is kept.
         """
         if self._tree is None:

@@ -43,7 +43,7 @@ class RecordingTree(Tree):
         return text
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
-        """See `Tree.list`; a name in the folder counts as a folder, unless it is read."""
+        """See `Tree.list`; a listed name is archived as a folder, unless its file is read."""
         names = super().list(path, keep)
         for name in names:
             self.members.setdefault(f"{path}/{name}", (tarfile.DIRTYPE, ""))
@@ -93,7 +93,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
 
 
 def place_of(path: str, links: Mapping[str, str]) -> str:
-    """Return a path after the recorded links in it: tar follows none."""
+    """Return a path with its recorded links followed: tar follows none."""
     parts = path.split("/")
     for end in range(1, len(parts)):
         folder = "/".join(parts[:end])

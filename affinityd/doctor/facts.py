@@ -71,7 +71,7 @@ class DaemonFacts:
 
     path: str  #: of the socket
     nri: Mapping[str, float] | None = None  #: its affinityd_nri_… samples; None: it has no plugin
-    absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none exists
+    absent: tuple[str, ...] = ()  #: the default sockets, if none exists and no other is named
     listens: bool = False
     is_denied: bool = False  #: this process may not connect: it is unknown whether a daemon listens
     status: int | None = None  #: HTTP status of /readyz; None: no answer, `error` says why

@@ -1,7 +1,7 @@
 """The cgroups of a process: the CPUs and the CPU time that they allow.
 
 Since 1.33 kubelet sets no limit for exclusive CPUs (DisableCPUQuotaWithExclusiveCPUs). The weight
-of such a container stands for as many CPUs as its cpuset has, and counts as the limit.
+of a container with such CPUs stands for as many CPUs as its cpuset has, and counts as its limit.
 
 Sources: cgroups(7), cpuset(7), kernel Documentation/admin-guide/cgroup-v1/cpusets.rst and
 cgroup-v2.rst, scheduler/sched-bwc.rst; proc(5) for mountinfo; Kubernetes

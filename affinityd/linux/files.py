@@ -123,7 +123,7 @@ def in_time(read: Callable[[], T], seconds: float) -> T:
 
 
 def listed(folder: str, failing: Collection[int] = ()) -> list[str]:
-    """Return the names in a folder; none if it is unreadable. Raises OSError for `failing`."""
+    """Return the names in a folder; none if it is unreadable. Raises the errors in `failing`."""
     try:
         return os.listdir(folder)
     except OSError as error:

@@ -130,7 +130,7 @@ class _Passes:
         self._dry_run = dry_run
         self._replaced: set[tuple[int, int]] = set()  # (pid, tid) of replaced masks
         self._has_set = False  # whether the current pass has set a mask
-        self._user_time: dict[int, int] = {}  # when first seen pinned, by thread
+        self._user_time: dict[int, int] = {}  # by thread, when first seen pinned
         self._masks: dict[CpuSet, set[CpuSet]] = {}  # requested mask → masks that it led to
 
     def pin_all(self, targets: Iterable[Target]) -> bool:
@@ -142,7 +142,7 @@ class _Passes:
             if stat is None or stat.start != target.start:
                 continue
             tids = thread_ids(target.pid)
-            if stat.state in ENDED and target.pid in tids:  # other threads come later
+            if stat.state in ENDED and target.pid in tids:  # the other threads may run
                 tids.remove(target.pid)
             for tid in tids:
                 if (result := self._pin(target, tid)) is not None:

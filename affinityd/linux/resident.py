@@ -103,7 +103,7 @@ class ResidentMemory:
         return total
 
     def part_on(self, nodes: Collection[int], of: Collection[int] | None = None) -> float | None:
-        """Return the part of pages of all nodes, or `of` some, on `nodes`; None: too few drawn."""
+        """Return which part of the pages on `of` (None: all) is on `nodes`; None: too few drawn."""
         drawn = self.pages(self.nodes if of is None else of)
         return self.pages(nodes) / drawn if drawn >= LEAST_PAGES else None
 
@@ -219,7 +219,7 @@ def _draw(
         asked += parts
         if drawn.total() >= ENOUGH:
             break
-    most = drawn.total() + 2 * drawn.total() ** 0.5  # the most of another sample
+    most = drawn.total() + 2 * drawn.total() ** 0.5  # hardly any other sample has more
     return drawn, most * total * PAGESIZE / asked if asked else 0.0
 
 

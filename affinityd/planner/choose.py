@@ -27,13 +27,14 @@ def choose_gpus(
 
     A rank's distance to a GPU is the mean, over its online CPUs, of the distance between the nodes
     of CPU and GPU; all places are known. `each` is as for `gpus_of_each`. If there are more ranks
-    than GPUs, neighbors get the same GPU, and as few as can be. Of equal distances the smallest
-    list of places in rank order counts. Raises InvalidRequestError, UnsatisfiableError.
+    than GPUs, adjacent ranks share a GPU, as few as possible. Of assignments with equal distances
+    the smallest list of places, in rank order, counts. Raises InvalidRequestError and
+    UnsatisfiableError.
     """
     ranks = len(cpus_of_ranks)
     each = gpus_of_each(ranks, len(gpus), each)
     # A list of GPUs is written as a number whose digits are the ranks', so the smaller list is the
-    # smaller number. Of two lists of a rank, the smaller has the lowest place of only one.
+    # smaller number. Of two lists of a rank, the one with the lowest differing place is smaller.
     places = range(len(gpus))
     if each == 1:
         base = len(gpus)
@@ -61,7 +62,7 @@ def choose_gpus(
 
 
 def deal_in_order(ranks: int, gpus: int, each: int | None) -> tuple[tuple[int, ...], ...]:
-    """Return the GPUs of each rank, dealt in order; with too few GPUs, neighbors share one."""
+    """Return the GPUs of each rank, dealt in order; with too few GPUs, adjacent ranks share one."""
     each = gpus_of_each(ranks, gpus, each)
     if ranks > gpus:
         return tuple((rank * gpus // ranks,) for rank in range(ranks))

@@ -137,7 +137,7 @@ class _Exchange:
         return True
 
     def take_what_is_left(self, cores: Sequence[Core]) -> None:
-        """Fill the tasks up with far CPUs: whole cores first, and of these their own first."""
+        """Fill the tasks up with far CPUs: whole cores first, and among them a task's own."""
         for task in self.left:
             if not self._lack(task):
                 continue

@@ -75,7 +75,7 @@ UNBINDING = {
     FLUX_TASK: "flux run -o cpu-affinity=off",
 }
 TORCHRUN = "TORCHELASTIC_RUN_ID"  #: set by torchrun for each of its workers
-#: Slurm's step numbers from this one on are not started by srun: interactive, batch, extern
+#: Slurm's steps from this number on are not started by srun: interactive, batch, extern
 #: (slurm.h).
 SLURM_SPECIAL_STEP = 0xFFFFFFFA
 
@@ -303,13 +303,13 @@ def slurm_tasks(environ: Environment) -> int | None:
 
 
 def chooses_gpu(environ: Environment) -> bool:
-    """Return whether AFFINITYD_CHOOSE_GPU applies: no GPU is chosen yet, nor by LOCAL_RANK."""
+    """Return whether AFFINITYD_CHOOSE_GPU is set, and no GPU is chosen already or by LOCAL_RANK."""
     word = environ.get(CHOOSE_GPU, "").lower()
     return word in YES and environ.keys().isdisjoint((LOCAL_RANK, GPUS))
 
 
 def job_cpus(environ: Environment) -> int | None:
-    """Return how many CPUs a job has on this node; None: unknown, as if nodes differ."""
+    """Return how many CPUs a job has on this node; None: unknown, or nodes differ."""
     by_node = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
     return None if "," in by_node else number(by_node.partition("(")[0])
 

@@ -123,7 +123,7 @@ def check_gpus_of(node: Node, reply: Reply) -> Reply:
 
 
 def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Reply:
-    """Plan one request as `answer`, before its GPUs are checked."""
+    """Plan one request as `answer` does, but do not check whether its GPUs are certain."""
     task = request.task
     if task.bound is not None and not request.choose:
         raise BoundError(task.bound)

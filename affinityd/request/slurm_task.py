@@ -149,7 +149,7 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
     seen = step.resolved.seen
     node = step.resolved.node
     indices = [gpu.index for gpu in gpus_of(step.resolved.entries)]
-    # the indices are the step's, as Slurm lists them, and no user's choice
+    # whether the indices are the step's as Slurm lists them, and not a user's choice
     are_of_step = len(indices) == task.step_gpus and indices == sorted(indices)
     own = slices[task.number]
     cpus = _dealt_before(step, slices)
@@ -190,7 +190,7 @@ def _idle_cpus(resolved: Resolved, slices: Sequence[CpuSet]) -> CpuSet:
 
 
 def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
-    """Plan a task on CPUs that it shares with other tasks, unless its mask is near as it is."""
+    """Plan a task on CPUs that it shares with other tasks, unless its mask is near already."""
     task = step.task
     node = step.resolved.node
     mask = step.resolved.mask
@@ -232,7 +232,7 @@ def _beside_neighbors(step: StepTask, options: Options, allowed: CpuSet) -> Plan
     node = step.resolved.node
     topology = step.resolved.node.topology
     if MODES[options.mode].unique:
-        options = replace(options, mode="all")  # mode of the whole scope
+        options = replace(options, mode="all")  # the mode that gives the whole scope
     demand = demand_of(node, step.own, allowed, options)
     if not allowed:
         return plan(topology, demand)
@@ -290,7 +290,7 @@ def _in_own_block(step: StepTask, options: Options, allowed: CpuSet) -> Planned 
         slot = step.dealt[: task.number].count(own)
     knows_step = step.is_bound and len(step.job) == task.step_gpus
     if sharing > 1 and knows_step and places != (task.number // sharing,):
-        return None  # tasks of adjacent numbers do not share the GPU: others do
+        return None  # the tasks that share the GPU have no adjacent numbers
     entries = repeat_each(job, sharing)
     ranks = frozenset(place * sharing + slot for place in places)
     try:

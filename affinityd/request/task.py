@@ -71,14 +71,14 @@ class Task:
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, for container runtimes
     mps: str | None = None  #: device list of its MPS daemon; None: it is no client of one
     is_in_bus_order: bool = False  #: CUDA_DEVICE_ORDER says so
-    counts_cards: bool = False  #: by ZE_FLAT_DEVICE_HIERARCHY: not Intel's tiles
+    counts_cards: bool = False  #: not Intel's tiles, by ZE_FLAT_DEVICE_HIERARCHY
     renumbering: tuple[str, ...] = ()  #: variables of RENUMBERING that are set to numbers
     cpus: TaskCpus | None = None  #: how many CPUs it asked for; None: unknown
     slice: CpuSet | None = None  #: the CPUs to which a launcher bound it; None: it is not bound
     slurm: SlurmTask | None = None  #: None: it is no Slurm task, or its GPUs were named
     bound: str | None = None  #: why its CPUs stay as they are; None: they may change
-    #: The GPU of each rank; (): GPUs in order of rank. Or a word: block: neighbors share a GPU;
-    #: unknown: assume nothing
+    #: The GPU of each rank; (): GPUs in order of rank. Or one word: "block": adjacent ranks share
+    #: a GPU; "unknown": assume nothing
     gpu_order: tuple[str, ...] = ()
     masks: tuple[CpuSet, ...] = ()  #: the CPUs of each rank here; (): all ranks have the same
     masks_unknown: str | None = None  #: why the masks are not known; None: they are
@@ -165,13 +165,13 @@ def choose_visible(topology: Topology, task: Task) -> Task:
         return task
     gpus = (
         topology.gpus if task.granted else topology.gpus[:1]
-    )  # those of the vendor that indices mean
+    )  # GPUs of the vendor that indices count
     present = {gpu.vendor for gpu in gpus}
     vendors = present.intersection(_vendors_of(task) or present)
     return replace(task, visible=visible(dict(task.lists), vendors) if vendors else None)
 
 
-# The GPUs of the task's job, and its siblings.
+# The GPUs of a task's job, and the task's siblings.
 
 
 def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:

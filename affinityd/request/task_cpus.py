@@ -19,7 +19,7 @@ MOST_SHOWN = 20  #: most characters of a binding in a message
 
 @dataclass(frozen=True)
 class TaskCpus:
-    """How many CPUs a task, a launcher's process, asked for, by its variables."""
+    """How many CPUs a process of a launcher, a task, asked for, by its variables."""
 
     cpus: int | None = None  #: a number
     tasks: int | None = None  #: or it asked for an equal part of so many tasks' CPUs
@@ -50,9 +50,9 @@ def read_asked_cpus(
 ) -> TaskCpus | None:
     """Return how many CPUs a process's task asked for; None: unknown.
 
-    By AFFINITYD_CPUS; else under Slurm by -c, which is for all tasks of a batch script
-    (`of_script`); else an equal part of the CPUs of all its tasks: the job's, the container's
-    (AFFINITYD_JOB_CPUS), or an allotment (AFFINITYD_ALLOWED). Raises InvalidRequestError.
+    The first that is known counts: AFFINITYD_CPUS; under Slurm -c, in a batch script (`of_script`)
+    for all its tasks; an equal part of the CPUs of the job, of the container (AFFINITYD_JOB_CPUS),
+    or of an allotment (AFFINITYD_ALLOWED). Raises InvalidRequestError.
     """
     stated = environ.get(CPUS)
     in_slurm = env.SLURM_JOB in environ

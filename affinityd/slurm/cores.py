@@ -48,7 +48,7 @@ class SlurmCores:
     @cached_property
     def order(self) -> tuple[Core, ...]:
         """The cores in the order of Slurm's numbers, from 0."""
-        nested: list[frozenset[int]] = []  # parts: cores, by their lowest CPUs
+        nested: list[frozenset[int]] = []  # a part: its cores, by their lowest CPUs
         firsts = [core.cpus[0] for core in self.topology.cores]
         for level in zip(*map(_holders, self.topology.cores), strict=True):
             members: dict[object, set[int]] = {}
@@ -74,12 +74,12 @@ class SlurmCores:
         return frozenset(place for place, core in enumerate(self.order) if core.node in numbers)
 
     def of_packages(self, cores: CoreNumbers) -> CoreNumbers:
-        """Return all cores of the packages that contain these."""
+        """Return all cores of the packages that contain these cores."""
         packages = {self.order[place].package for place in cores}
         return frozenset(place for place, core in enumerate(self.order) if core.package in packages)
 
     def settings(self) -> str | None:
-        """Return the settings of slurm.conf for `Cores=` of NUMA nodes; None: each is a package.
+        """Return the settings of slurm.conf for `Cores=` of NUMA nodes; None if nodes are packages.
 
         A GPU's jobs get the cores of its line only if these are whole sockets: packages, unless
         slurmd and the node's line of slurm.conf count NUMA nodes. NUMA nodes with different numbers

@@ -73,7 +73,7 @@ def device_file(gpu: Gpu) -> str | None:
 class GpuTypes(NamedTuple):
     """The types of a node's GPUs."""
 
-    of: Mapping[GpuKey, str | None]  #: None: no type; a missing GPU is undecided
+    of: Mapping[GpuKey, str | None]  #: None: no type; a GPU without an entry is undecided
     why: str | None = None  #: why GPUs are missing
 
 

@@ -245,7 +245,7 @@ class Topology:
     def nearest(
         self, start: int | None, candidates: Collection[int | None]
     ) -> tuple[int | None, ...]:
-        """Return the candidates nearest to a node, maybe itself; for None all of them."""
+        """Return the candidates nearest to a node, maybe itself; for None all candidates."""
         if start is not None and start in candidates:
             return (start,)
         least = min(self.distance(start, candidate) for candidate in candidates)
@@ -275,7 +275,7 @@ class Topology:
                 break
             shared += 1
         below = max(len(gpu.pci_path), len(nic.pci_path)) - shared
-        if shared > 1:  # both are below one PCI bridge; a switch is a bridge for each of its ports
+        if shared > 1:  # both are below one PCI bridge; each port of a switch is a bridge
             return PIX if below <= 2 else PXB  # noqa: PLR2004
         if shared == 1:
             return PHB

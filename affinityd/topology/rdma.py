@@ -105,7 +105,7 @@ def _is_bond(nic: Nic, port: RdmaPort) -> bool:
 
 
 def _places(gpus: Sequence[Gpu]) -> Iterator[int]:
-    """Yield where each GPU begins: at its index, as in NCCL, or at its position if two collide."""
+    """Yield where GPUs begin: at their index, as in NCCL; if two collide, at their positions."""
     numbers = [gpu.index % len(gpus) for gpu in gpus]
     yield from numbers if len(set(numbers)) == len(gpus) else range(len(gpus))
 

@@ -219,7 +219,8 @@ def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
 
 # The holders of AMD's GPUs: /sys/class/kfd/kfd/proc/PID, kernel drivers/gpu/drm/amd/amdkfd/
 # kfd_process.c. A process uses a GPU in which it holds memory (vram_GPUID) or has a queue. Do not
-# read sdma_GPUID: that stops its queues. Newer kernels have folders context_N with the same files.
+# read sdma_GPUID: that stops the process's queues. Newer kernels have folders context_N with the
+# same files.
 
 KFD = "class/kfd/kfd"
 

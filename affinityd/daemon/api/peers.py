@@ -1,7 +1,7 @@
 """Connections and the processes at their other ends: user, CPUs, and access to /audit.
 
-The kernel notes which process connected: unix(7). Its mask is its main thread's, its cpuset its
-cgroup's, both read at the time of the request. Sources: sched_getaffinity(2), cgroups(7) for
+The kernel notes which process connected: unix(7). The mask of its main thread and the cpuset of its
+cgroup are read at the time of the request. Sources: sched_getaffinity(2), cgroups(7) for
 /proc/PID/cgroup, pid_namespaces(7).
 """
 
@@ -62,7 +62,7 @@ class Peer:
 
     @property
     def is_there(self) -> bool:
-        """Whether the process still runs: its pid may belong to another now. Raises OSError."""
+        """Whether the process still runs: another one may have its pid now. Raises OSError."""
         return self.start is not None and _start(self.credentials.pid) == self.start
 
     @cached_property

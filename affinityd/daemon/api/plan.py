@@ -118,7 +118,7 @@ def find_reply(node: Node, asked: Request, caller: Caller | None = None) -> Repl
     is_own = task.slice is not None
     has_number = task.cpus is not None and not task.cpus.is_allotment
     is_of_job = task.rank is not None and task.job is None and not (has_number or is_own)
-    if asked.choose or _cpus_in(asked) > MOST_CPUS:  # choices have a cache of their own
+    if asked.choose or _cpus_in(asked) > MOST_CPUS:  # choices of GPUs have their own cache
         reply = resolve.plan_reply(node, asked, caller)
     elif is_of_job and not (task.is_launched and task.ranks is None):
         # The replies to the other ranks of a job differ only in the rank.

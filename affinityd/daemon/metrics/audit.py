@@ -34,8 +34,8 @@ class JobRow:
     time: CpuTime = field(default_factory=CpuTime)  #: up to the scan before the last
     used: CpuTime = field(default_factory=CpuTime)  #: since then
     since: float | None = None  #: start of a mismatch, since the epoch; None: none
-    #: GPUs that its processes use → the first of these processes' CAUSES; None: none may run far
-    #: away
+    #: GPUs that its processes use → the first of these processes' CAUSES; None: no process may
+    #: run far away
     causes: dict[GpuKey, str | None] = field(default_factory=dict)
     #: Seconds of use of its GPUs, summed over the GPUs, by cause; None: without a mismatch
     gpu_seconds: defaultdict[str | None, float] = field(default_factory=lambda: defaultdict(float))

@@ -54,7 +54,7 @@ INIT_REMEDIES = {
     4: "ask as root, or as a user who may open /dev/nvidiactl",  # NO_PERMISSION
     9: "load the driver: modprobe nvidia",  # DRIVER_NOT_LOADED
     # LIBRARY_NOT_FOUND
-    12: "libnvidia-ml.so.1 comes with NVIDIA's driver, and into a container with NVIDIA's runtime "
+    12: "libnvidia-ml.so.1 is a part of NVIDIA's driver; NVIDIA's runtime adds it to containers "
     "(NVIDIA_DRIVER_CAPABILITIES=utility)",
     18: "after a driver upgrade, reload its modules or reboot",  # LIB_RM_VERSION_MISMATCH
 }

@@ -55,7 +55,7 @@ def slurm_conf(facts: NodeFacts) -> CheckResults:
                 "node's line of slurm.conf; CPU jobs lose these cores, even while GPUs idle",
                 gpus,
             )
-    yield ok("no jobs without GPUs have most of the cores near a GPU")
+    yield ok("jobs without GPUs leave free most cores near each GPU")
 
 
 def cpu_jobs(slurm: LocalSlurm, topology: Topology, node: ShownNode) -> Mapping[int, CpuSet]:

@@ -266,7 +266,7 @@ def _planned(
     granted: str,
     within: CpuSet | None,
 ) -> Reply:
-    """Return the plan: all CPUs near its GPUs, and far ones if it asked for more.
+    """Return a container's plan: all CPUs near its GPUs, and far ones if it asked for more.
 
     It also gets far CPUs if the near CPUs are too few for all containers with GPUs there. Without a
     request, a container counts as if it had asked for its GPUs' part of the node's CPUs, or for

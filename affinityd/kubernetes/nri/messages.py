@@ -1,7 +1,7 @@
 """The messages of NRI that a plugin needs, and the bytes on its socket. Pure.
 
 No library, because: neither NRI nor ttrpc has one for Python. If containerd's authors wrote one,
-it would be used. `linux/protobuf` has the figures of Protocol Buffers.
+it would be used. `linux/protobuf` has figures about libraries of Protocol Buffers.
 
 Sources: containerd/nri pkg/api/api.proto, whose field numbers these are, and
 pkg/net/multiplex/mux.go (frames: two connections in one); containerd/ttrpc PROTOCOL.md (messages).
