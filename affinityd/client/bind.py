@@ -141,8 +141,8 @@ def bind(
 def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     """Return the plan of this process, as the JSON of `GET /plan` has it; nothing is changed.
 
-    `parameters` are those of a plan, like `gpus`, `mode` and `rank`. A daemon is asked for `timeout`
-    seconds; without a daemon the machine is read, for 5 times as long. Raises AffinityError.
+    `parameters` are those of a plan, like `gpus`, `mode` and `rank`. Asking a daemon may take
+    `timeout` seconds, reading the machine without a daemon 5 times as long. Raises AffinityError.
     """
     _require_linux()
     timeout = ask_daemon.seconds(str(timeout))

@@ -124,7 +124,7 @@ class Reasons:
 
 
 def too_few_cores(demand: Demand, rank: int, cores_of: RankCores, least: int) -> str:
-    """Return the error for a rank with fewer cores than requested, with the possible number."""
+    """Return the error for a rank with fewer cores than requested, and what is possible instead."""
     smallest = min(len(cores) for cores in cores_of.values())
     if smallest:
         could = f"min_physical_cores={smallest} would work"

@@ -1,4 +1,4 @@
-"""`affinityd init`: in a pod's init container, writes the files with which its containers pin."""
+"""`affinityd init`: in an init container, writes the files that pin programs of the pod."""
 
 from __future__ import annotations
 
