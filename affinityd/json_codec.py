@@ -27,7 +27,7 @@ T = TypeVar("T")
 #: How many characters of a wrong value an error shows.
 SHOWN = 40
 
-#: The largest number of any machine: 64 bits, of memory in KiB.
+#: The largest number that describes a machine: bytes of 2**64 KiB of memory.
 MAX_JSON_NUMBER = 2**74 - 1
 
 _LEFT_OUT = "left out"

@@ -52,7 +52,7 @@ class ProcessWalk:
         self._processes = processes
         self._proc = processes.proc
         self._family_seconds = family
-        # /proc/PID/cgroup, the same for a job's processes → what makes the facts of a process.
+        # /proc/PID/cgroup, the same for a job's processes → a function that makes their facts.
         self._groups: dict[str, Callable[..., ProcessFacts]] = {}
         self._masks: dict[CpuSet, CpuSet] = {}  # few differ, and each is large: keep each once
         self._known = {os.getpid(), *(holding.pid for holding in held.holdings)}

@@ -71,7 +71,7 @@ class Other:
         return cls(stat, ran, frozenset(mask), uid_of(stat.number, proc), owner, unit)
 
     def kind(self, process: ProcessFacts) -> str:
-        """Return its kind for a process: OWN_THREADS if both are of one job, container or session."""
+        """Return its kind for a process; OWN_THREADS: both are of one job, container or session."""
         stat = self.stat
         owner = process.membership.owner
         is_same = owner is not None and owner == self.owner

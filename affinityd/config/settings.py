@@ -115,7 +115,7 @@ class Settings:
 
     root: str = _setting("/", "DIR", "the folder of a captured machine's files (default: /)")
     machine: str | None = _setting(
-        None, "NAME|FILE.json", "a built-in machine instead: {machines}; or a file of a machine"
+        None, "NAME|FILE.json", "a built-in machine instead: {machines}; or a file with such facts"
     )
     node_name: str | None = _setting(
         None, "NAME", "the name of this node (default: its host name)", node_name

@@ -163,7 +163,7 @@ def warnings(
             (
                 "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than "
                 "were asked for: the cores were divided among the requested GPUs only, and "
-                "jobs on other GPUs may get the same ones"
+                "jobs on other GPUs may get the same cores"
             ),
         )
     entries = Counter(gpu.key for gpu in demand.gpus)

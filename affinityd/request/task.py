@@ -71,7 +71,7 @@ class Task:
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, for container runtimes
     mps: str | None = None  #: device list of its MPS daemon; None: it is no client of one
     is_in_bus_order: bool = False  #: CUDA_DEVICE_ORDER says so
-    counts_cards: bool = False  #: not Intel's tiles, by ZE_FLAT_DEVICE_HIERARCHY
+    counts_cards: bool = False  #: ZE_FLAT_DEVICE_HIERARCHY counts cards, not tiles
     renumbering: tuple[str, ...] = ()  #: variables of RENUMBERING that are set to numbers
     cpus: TaskCpus | None = None  #: how many CPUs it asked for; None: unknown
     slice: CpuSet | None = None  #: the CPUs to which a launcher bound it; None: it is not bound
@@ -85,7 +85,7 @@ class Task:
     opened: str | None = None  #: devices that it may open, also those of other jobs
     has_own_block: bool = False  #: its siblings have other GPUs and other cores
     is_process: bool = False  #: whether it may number GPUs differently from the node
-    is_launched: bool = False  #: `job` may be another process's; a rank may exceed it
+    is_launched: bool = False  #: `job` may be another process's, without this rank
 
 
 def read_task(environ: Environment, stated: Task, options: Options, names: Collection[str]) -> Task:

@@ -19,7 +19,7 @@ MOST_SHOWN = 20  #: most characters of a binding in a message
 
 @dataclass(frozen=True)
 class TaskCpus:
-    """How many CPUs a process of a launcher, a task, asked for, by its variables."""
+    """How many CPUs a task asked for, by its variables."""
 
     cpus: int | None = None  #: a number
     tasks: int | None = None  #: or it asked for an equal part of so many tasks' CPUs

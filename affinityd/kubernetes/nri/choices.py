@@ -29,7 +29,7 @@ class Choices:
     switch: str = config.ON
     options: Options = field(default_factory=lambda: Options(mode="node"))
     nics: str = ""  #: libraries whose variables name the NICs near a GPU, like `ucx,nccl`
-    binds_memory: bool = False  #: whether its memory is bound to the NUMA nodes near its GPUs
+    binds_memory: bool = False  #: whether a container's memory is bound to the nodes near its GPUs
 
 
 @dataclass(frozen=True)
