@@ -116,7 +116,8 @@ class NriPlugin:
         self.outcomes: Counter[tuple[str, str]] = Counter()  #: containers, by outcome and locality
         self.is_known = False  #: whether the runtime knows the plugin
         self._containers: dict[str, Known] = {}  # by id
-        self._listed: list[tuple[Pod, Container]] = []  # parts of a Synchronize
+        self._listed: list[bytes] = []  # parts of a Synchronize
+        self._unread: Iterator[tuple[Pod, Container]] | None = None  # in a whole Synchronize
         self._resources: Sequence[ContainerResources] | None = None  # kubelet's answer
         self._failure = ""  # the last error of kubelet
         self._failure_is_logged = False
@@ -204,6 +205,7 @@ class NriPlugin:
                 pause = max(FIRST_PAUSE, min(2 * pause, LONGEST_PAUSE))
             self.is_known = False
             self._listed = []
+            self._unread = None
             for container, known in [*self._containers.items()]:
                 if known.is_missed:
                     del self._containers[container]  # the runtime will list these containers again
@@ -236,6 +238,7 @@ class NriPlugin:
     def _update_container(self, request: bytes) -> bytes:
         """Return an UpdateContainerResponse: the CPUs of a container that was resized."""
         pod, container = messages.updating(request)
+        self._read_list()
         known = self._containers.get(container.id)
         if known is None:
             return b""
@@ -260,33 +263,36 @@ class NriPlugin:
         return messages.updates({container.id: format_list(adjustment.cpus)})
 
     def _stop_container(self, request: bytes) -> bytes:
+        self._read_list()
         self._containers.pop(messages.created(request)[1].id, None)
         return b""
 
     def _synchronize(self, request: bytes) -> bytes:
         """Return a SynchronizeResponse: the CPUs of containers that started without the plugin."""
         ends = time.monotonic() + SYNCHRONIZE_SECONDS
-        listed, more = messages.listed(request)
-        self._listed += listed
-        if more:
+        self._listed.append(request)
+        if messages.has_more(request):
             return messages.updates({}, more=True)
-        # Containers with a cpuset first: the CPUs that other programs set limit the other plans.
-        with_cpuset = {}
-        without_cpuset = {}
-        for pod, container in self._listed:
-            known = Known(pod, container, Adjustment("unknown"), is_created=True)
-            if container.cpus:
-                with_cpuset[container.id] = known
-            else:
-                without_cpuset[container.id] = known
+        self._unread = messages.listed(self._listed)
         self._listed = []
-        self._containers = with_cpuset | without_cpuset
+        self._containers = {}
         return messages.updates(self._place(ends))
+
+    def _read_list(self, ends: float = float("inf")) -> None:
+        """Read the containers that the runtime has listed, until the time is up."""
+        for pod, container in self._unread or ():
+            known = Known(pod, container, Adjustment("unknown"), is_created=True)
+            self._containers[container.id] = known
+            if time.monotonic() >= ends:
+                return
+        self._unread = None
 
     def _place(self, ends: float) -> dict[str, str]:
         """Adjust running containers until the time is up; return the new cpusets by id."""
         cpusets = {}
-        for known in self._containers.values():
+        self._read_list(ends)
+        # Containers with a cpuset first: the CPUs that other programs set limit the other plans.
+        for known in sorted(self._containers.values(), key=lambda known: not known.container.cpus):
             now = time.monotonic()
             if now >= ends:
                 break
@@ -317,6 +323,8 @@ class NriPlugin:
         return seconds, changes
 
     def _seconds_until_next(self) -> float | None:
+        if self._unread:
+            return 0.0
         times = [known.next for known in self._containers.values() if known.is_missed]
         if not times:
             return None
@@ -331,6 +339,7 @@ class NriPlugin:
     def _state_changed(self, event: bytes) -> bytes:
         kind, container = messages.changed(event)
         if kind == messages.REMOVED:
+            self._read_list()
             self._containers.pop(container, None)
         elif kind == messages.CREATED and (known := self._containers.get(container)):
             known.is_created = True
@@ -437,13 +446,13 @@ class NriPlugin:
         AffinityError while it is not known which program set the cpuset of another container.
         """
         others = [other for other in self._containers.values() if other.has_others_cpus]
-        if others and not known.container.cpus:
-            if any(other.adjustment.outcome == "unknown" for other in others):
-                raise AffinityError(
-                    "it is not known yet which program set the cpusets of other containers"
-                )
-            return None
-        return cpuset_at(known.pod.cgroup)
+        if known.container.cpus:
+            return cpuset_at(known.pod.cgroup)
+        if self._unread or any(other.adjustment.outcome == "unknown" for other in others):
+            raise AffinityError(
+                "it is not known yet which program set the cpusets of other containers"
+            )
+        return None if others else cpuset_at(known.pod.cgroup)
 
     def _granted_by_kubelet(self, topology: Topology, pod: Pod, container: Container) -> str:
         """Return the GPUs that kubelet gave a container. Raises OSError if it does not answer."""

@@ -10,7 +10,7 @@ A field that is not set is empty, 0 or None here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Any
@@ -79,16 +79,19 @@ def updating(request: bytes) -> tuple[Pod, Container]:
     return pod, replace(container, **changes)
 
 
-def listed(request: bytes) -> tuple[list[tuple[Pod, Container]], bool]:
-    """Return a SynchronizeRequest's living containers with their pods, and whether more follow."""
-    whole = read(request)
-    pods = {text(pod, 1): _pod(pod) for pod in messages(whole, 1)}
-    alive = []
-    for message in messages(whole, 2):
-        container = _container(message)
-        if container.pod in pods and not container.is_stopped:
-            alive.append((pods[container.pod], container))
-    return alive, bool(number(whole, 3))
+def has_more(request: bytes) -> bool:
+    """Return whether another SynchronizeRequest follows, with other containers."""
+    return bool(number(read(request), 3))
+
+
+def listed(requests: Sequence[bytes]) -> Iterator[tuple[Pod, Container]]:
+    """Read the living containers of SynchronizeRequests and their pods; hundreds take seconds."""
+    for whole in map(read, requests):
+        pods = {text(pod, 1): _pod(pod) for pod in messages(whole, 1)}
+        for message in whole.get(2, ()):
+            container = _container(read(message))
+            if container.pod in pods and not container.is_stopped:
+                yield pods[container.pod], container
 
 
 def changed(event: bytes) -> tuple[int, str]:

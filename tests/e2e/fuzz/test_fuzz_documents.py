@@ -178,9 +178,11 @@ ASKED = field(1, "nri.pkg.api.v1alpha1.Plugin") + field(2, "CreateContainer")
 @MANY
 def test_any_bytes_are_read_or_raise_value_error(data: bytes, parts: list[bytes]) -> None:
     trunk = Trunk()
-    for reader in (read, messages.created, messages.updating, messages.listed, containers):
+    for reader in (read, messages.created, messages.updating, messages.has_more, containers):
         with suppress(ValueError):
             reader(data)
+    with suppress(ValueError):
+        assert len([*messages.listed([data])]) <= len(data)
     with suppress(ValueError):
         for part in parts:
             trunk.received(part)

@@ -217,7 +217,7 @@ def test_a_privileged_container_s_other_device_files_are_not_read_whole() -> Non
     request = synchronized(created(devices=files))
     sys.setprofile(count)
     try:
-        ((_, container),), _ = messages.listed(request)
+        ((_, container),) = messages.listed([request])
     finally:
         sys.setprofile(None)
     assert container.devices == tuple(files)
@@ -477,6 +477,10 @@ def test_synchronize_ends_in_time_and_remaining_containers_are_placed_later(
     monkeypatch.setattr(nri, "SYNCHRONIZE_SECONDS", 0.0)
     assert of_running(plugin, runtime, created()) == {}
     assert runtime.updated() == CHANGED
+    plugin._unread = messages.listed([synchronized(created(number=2, cpus=FAR))])
+    assert plugin._create_container(created(number=3)) == b"", "all CPUs may be exclusive ones"
+    plugin._stop_container(created(number=2))
+    assert [*plugin._containers] == ["container-1", "container-3"]
 
 
 def test_a_container_that_no_attempt_can_place_is_neither_missed_nor_tried_again(

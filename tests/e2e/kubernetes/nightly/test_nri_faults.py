@@ -22,13 +22,7 @@ from affinityd.kubernetes.nri.messages import (
 )
 from affinityd.linux.protobuf import field, read, text
 from tests.e2e.kubernetes.adjusted import container, make_namespaces, removed, serving, started
-from tests.e2e.kubernetes.cluster import (
-    POD_RESOURCES,
-    Cluster,
-    Process,
-    device_plugin,
-    running,
-)
+from tests.e2e.kubernetes.cluster import POD_RESOURCES, Cluster, Process, device_plugin, running
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import PATIENCE, eventually, with_constants
 from tests.support.scanning_node import uuid
