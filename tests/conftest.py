@@ -22,7 +22,7 @@ if os.access(MEMORY, os.W_OK):
 hide_the_machines_own()
 
 
-# The programs that tests start are not to be compiled anew by each.
+# Programs that tests start keep their bytecode, so that later starts need not compile them again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile(

@@ -19,7 +19,7 @@ from affinityd.linux.processes import Thread
 from affinityd.topology.model import GpuKey, Topology
 
 GPU = ("nvidia", 0)
-NEAR = "4-7"  #: CPUs near it
+NEAR = "4-7"  #: CPUs near GPU
 POD = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"
 SLURM_JOB = Membership(Job("slurm", "7"), step="0")
 KUBERNETES_POD = Membership(Job("kubernetes", POD), container="ab12" * 16)

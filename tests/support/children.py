@@ -27,7 +27,7 @@ print('ready', flush=True)
 input()
 """
 
-#: A child that has ended, while its parent has not asked how.
+#: A child that has ended, and that its parent has not waited for.
 ZOMBIE = """
 import os
 pid = os.fork() or os._exit(0)
@@ -48,7 +48,7 @@ threading.Thread(target=other).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
 
-#: Starts a child of each environment that it is told.
+#: Starts a child with each environment that it reads.
 PARENT = """
 import json, os, sys
 hears, says = os.pipe()

@@ -16,7 +16,7 @@ from typing import Any
 
 PATIENCE = 90.0  #: seconds that anything here may take; a busy machine is slow
 
-COMPLAINTS = "complaints"  #: what a daemon's stderr goes to, beside its log
+COMPLAINTS = "complaints"  #: the file of a daemon's stderr, beside its log
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def spawn(
     return Daemon(process, Path(environment["AFFINITYD_SOCKET"]), log)
 
 
-#: Sets constants of modules, MODULE.NAME=NUMBER each, and is what `python -m affinityd` would be.
+#: Sets constants of modules, MODULE.NAME=NUMBER each, then runs as `python -m affinityd`.
 CHANGED = """
 import importlib, runpy, sys
 while "=" in sys.argv[1]:

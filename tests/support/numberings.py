@@ -21,7 +21,7 @@ UUIDS = [f"GPU-{index}{index}" for index in range(8)]
 DGX = machine("dgx-a100")
 NODES = {0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"}
 
-# Outcomes; others are the indices of the GPUs, or "node" and their node where that alone is known.
+# Outcomes. Others are the indices of the GPUs, or "node" and a node if only the node is known.
 NONE, UNKNOWN = "none", "?"
 ALONE = "alone"
 
@@ -70,7 +70,7 @@ MACHINES = {
         uuid=NO_UUID,
     ),
 }
-#: An index is not worked out where another is unknown.
+#: Machines on which no index is resolved if any is unknown.
 LEFT_SOONER = {"lost", "mig", "mig without NVML", "lost and mig"}
 KINDS = {"nvidia": "minor", "huawei": "davinci", "1da3": "accel"}  #: others: drm
 
@@ -205,7 +205,7 @@ def _orders(case: Case) -> list[list[int]]:
         seen = [index for index in seen for _tile in range(2)]
     orders = [seen]
     models = {gpus[index].pci_id for index in seen}
-    if len(models) > 1 and "CUDA_DEVICE_ORDER" not in environ:  # either may be the faster
+    if len(models) > 1 and "CUDA_DEVICE_ORDER" not in environ:  # either model may be the faster
         fast_first = sorted(seen, key=lambda index: gpus[index].pci_id != "10de:2330")
         slow_first = sorted(seen, key=lambda index: gpus[index].pci_id != "10de:20b0")
         orders = [fast_first, slow_first]
@@ -216,7 +216,7 @@ def _orders(case: Case) -> list[list[int]]:
     is_unknown = mps == "unknown" or "CUDA_MPS_PIPE_DIRECTORY" in environ
     if is_unknown or selected_otherwise or "HABANA_VISIBLE_MODULES" in environ:
         orders += [[index] * len(seen) for index in seen]
-    elif mps:  # a list that ends early, or has none of these, is of other devices
+    elif mps:  # a list that does not fit is of other devices
         fits = all(len(_selected(order, mps)) == mps.count(",") + 1 for order in orders)
         unknown = [[index] * len(seen) for index in seen]
         orders = [_selected(order, mps) for order in orders] if fits else [*orders, *unknown]

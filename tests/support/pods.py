@@ -71,7 +71,7 @@ class Pod:
         script = (self.to / "run").read_text()
         places = f"dev={folder}/dev sys={folder}/sys proc={folder}/proc"
         script = script.replace("dev=/dev sys=/sys proc=/proc", places)
-        # By its path: by its name, some sh of busybox take the one that they have in them.
+        # By its path: given only a name, some busybox shells run their own applet.
         (self.to / "run").write_text(script.replace("taskset=taskset", f"taskset={program}"))
 
     def has(self, *devices: str) -> None:

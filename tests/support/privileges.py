@@ -19,7 +19,7 @@ class Feature:
     calls: tuple[str, ...]  #: system calls that @system-service lacks, or the unit leaves out
     reads: tuple[str, ...]  #: in a path of /proc, PID is each process that is looked at
     writes: tuple[str, ...]
-    namespaces: tuple[str, ...]  #: of the node's, by the name of their file in /proc/PID/ns
+    namespaces: tuple[str, ...]  #: namespaces of the node, by their files in /proc/PID/ns
 
 
 def _feature(on: str, powers: str, files: str) -> Feature:

@@ -26,7 +26,7 @@ def use_small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
     monkeypatch.setenv("AFFINITYD_SOCKET", os.fspath(tmp_path / "none.sock"))
     monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, tmp_path / "root")))
-    # Processes here may use half of its CPUs, which would count as a demand for as many.
+    # Processes here may use half of the node's CPUs, which would count as a request for so many.
     monkeypatch.setenv("AFFINITYD_CPUS", "none")
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)

@@ -15,7 +15,7 @@ from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
 
-CPUS = sorted(os.sched_getaffinity(0))[:2]  #: a machine with fewer cannot tell a pin from none
+CPUS = sorted(os.sched_getaffinity(0))[:2]  #: with fewer CPUs every process looks pinned
 NEAR, FAR = (str(cpu) for cpu in CPUS)
 BOTH = f"{NEAR}-{FAR}" if CPUS[1] == CPUS[0] + 1 else f"{NEAR},{FAR}"
 
@@ -80,7 +80,7 @@ def affinityd(
         **(env or {}),
     }
     command = (sys.executable, "-m", "affinityd", *words)
-    # Python imports from where it starts.
+    # Python imports from its start folder.
     done = ran(*command, env=env, cwd=checkout, timeout=PATIENCE)
     return replace(done, stderr=without_replay(done.stderr))
 

@@ -28,7 +28,7 @@ LAYERS = (
 )
 RANK = {folder: rank for rank, folders in enumerate(LAYERS) for folder in folders}
 
-#: The package's face, which imports what it names once that is asked for.
+#: The package's public names, whose modules are imported when a name is first used.
 FACE = {"affinityd", "affinityd.__main__"}
 
 #: Folders that compute: they must not know where their facts come from, nor the time.
@@ -57,7 +57,7 @@ def imports(name: str) -> Iterator[str]:
                 yield node.module or ""
 
 
-#: Of each module, those of this package that it imports, and the other packages.
+#: For each module: the modules of this package that it imports, and the other packages.
 INSIDE = {name: {*imports(name)} & MODULES.keys() - {"affinityd", name} for name in MODULES}
 OUTSIDE = {name: {it.partition(".")[0] for it in imports(name)} - {"affinityd"} for name in MODULES}
 

@@ -32,7 +32,7 @@ def test_a_mask_is_read() -> None:
     assert parse_mask("00000001,00000000,00000002\n\0") == {1, 64}
 
 
-#: Texts, and what of each is quoted; None: all of it.
+#: Texts, and the part of each that is quoted; None: the whole text.
 NO_LISTS: dict[str, str | None] = {
     **dict.fromkeys(("x", "-1", "1-", "3-1", "1-2-3", "0x3", "+1", "1_0", "٣", "²", "0 1", "0\n1")),
     **dict.fromkeys(("0-8:0", "0-8:", "0-8:3/2", "0-8:0/2", "8192", "0-4294967295")),

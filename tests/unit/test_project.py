@@ -67,7 +67,7 @@ def right_answers(tool: str) -> str:
     return f"{right} of {questions}"
 
 
-#: A page, a pattern that finds a number or a version in it, and what is true.
+#: A page, a pattern that finds a number or a version in it, and the true value.
 FACTS = [
     ("README.md", r"Python\s(3\.\d+)", PYTHONS_TESTED[0]),
     ("README.md", r"(\w+) dashboards", {2: "two"}[BOARDS]),

@@ -102,7 +102,7 @@ UNPLACED = of_gpu("affinityd_gpu_cpu_seconds_total", 1)  #: of a GPU whose node 
 def far_gpu(gpu: int, mismatch: str) -> Series:
     """Return affinityd's series of a GPU, labeled as dcgm-exporter's: a quarter of its time is far.
 
-    No label has the same value as another.
+    No two labels have the same value.
     """
     named = {"gpu": str(gpu), "uuid": f"GPU-{gpu}a1f", "pci_bus_id": f"0000:e{gpu}:00.0"}
     return {

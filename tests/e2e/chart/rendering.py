@@ -22,7 +22,7 @@ from tests.e2e.chart import tools
 from tests.support.paths import DATA, REPOSITORY
 
 CHART = REPOSITORY / "deploy" / "helm" / "affinityd"
-#: One small file an option; a user of the chart may learn from them, too.
+#: One small file for each option; the files are also examples for users of the chart.
 OPTIONS = {it.name.removesuffix("-values.yaml"): it for it in sorted((CHART / "ci").iterdir())}
 NAMESPACE = "gpu"
 
@@ -100,7 +100,7 @@ def container(text: str) -> Any:  # noqa: ANN401 - YAML
 #: What the chart and the examples are for.
 OLDEST, NEWEST = "1.28", utils.major_minor(utils.latest_version())
 
-# It would read the same megabytes anew for each object.
+# Without a cache it would read the same megabytes again for each object.
 utils.schema_contents = cache(utils.schema_contents)
 
 
@@ -113,7 +113,7 @@ def validate(objects: Iterable[Object], *versions: str) -> None:
 
 # Golden manifests.
 
-#: The dashboards and rules, which nobody reads there.
+#: Replaces the dashboards and rules, which the golden manifests leave out.
 _files = re.compile(r"^(  [\w-]+\.json: \|\n|  groups:\n)(?: {4}.*\n)+", re.MULTILINE).sub
 _places = re.compile(r"^@@ .* @@$", re.MULTILINE).sub
 REMAKE = "python -m tests.e2e.chart.rendering re-makes it"

@@ -40,7 +40,7 @@ RATES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
 }
 
 STEADY = "0+120x20"  #: two seconds a second
-#: What happens → samples of one daemon, those of another on its node, a minute, the rate then.
+#: What happens → samples of a daemon and of another one on its node, a minute, the rate then.
 HISTORIES: Mapping[str, tuple[str, str | None, int, float | None]] = {
     "two scrapes are missing": ("0+120x4 _ _ 840+120x9", None, 9, 2),
     "the daemon was restarted: what it counted since": ("0+120x4 0+120x9", None, 8, 1.6),
@@ -54,7 +54,7 @@ HISTORIES: Mapping[str, tuple[str, str | None, int, float | None]] = {
     "two daemons, of which one was restarted": ("0+120x4 0+120x9", STEADY, 8, 2),
     "one daemon after another on its node": ("0+120x9 stale", "_x9 0+120x20", 18, 2),
 }
-#: Of a job that never ran far nothing is recorded.
+#: Nothing is recorded for a job that never ran far.
 ABOVE_ZERO = "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m"
 
 

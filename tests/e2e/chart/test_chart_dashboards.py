@@ -31,7 +31,7 @@ Board = Mapping[str, Any]
 BOARDS: Mapping[str, Board] = dict(documents())
 FLEET, NODE = BOARDS["fleet"], BOARDS["node"]
 EACH = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-#: Of GPU07, which has no label `cluster`.
+#: The dashboards' variables for GPU07, which has no label `cluster`.
 CHOSEN = {"cluster": "", **GPU07, "__range": "8m", "__rate_interval": "5m"}
 
 
@@ -126,10 +126,10 @@ def test_each_query_has_the_chosen_cluster_and_scrape_jobs(board: Board) -> None
     variables = {it["name"]: it for it in board["templating"]["list"]}
     assert list(variables)[:4] == ["datasource", "cluster", "job", "node"]
     assert variables["cluster"]["query"]["query"] == "label_values(affinityd_build_info, cluster)"
-    # Those whose targets say that they are daemons.
+    # The scrape jobs with targets that are daemons.
     jobs = 'label_values(affinityd_build_info{cluster="$cluster"}, job)'
     assert (variables["job"]["query"]["query"], variables["job"]["multi"]) == (jobs, True)
-    assert "allValue" not in variables["job"]  # "up" of every job there is would match
+    assert "allValue" not in variables["job"]  # it would match `up` of every job
     asking = [target for panel in panels(board) for target in panel.get("targets", ())]
     asking += [it for it in variables.values() if it["type"] == "query"]
     prometheus = {"type": "prometheus", "uid": "${datasource}"}
@@ -151,7 +151,7 @@ WINDOW, NOW = 7200, 80  #: seconds, and the minute of the question
 SLURM = {"scheduler": "slurm", "job_id": "4711"}
 POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "team", "pod": "train-0"}
 GOOD = {"scheduler": "slurm", "job_id": "4712"}
-HOUR = "0+60x60 3600x5 stale"  #: of one GPU, and the five minutes that a daemon remembers a job
+HOUR = "0+60x60 3600x5 stale"  #: of one GPU; then five minutes until the daemon forgets the job
 
 
 def daemon_series(
@@ -177,7 +177,7 @@ SPANS = {
         mask="_x31 0+60x30 1800x5 stale",
     ),
 }
-#: One whose daemon restarts at the same address; its second half is near.
+#: A job whose daemon restarts at the same address; in its second half it runs near.
 RESTARTS = daemon_series(GPU07, POD, "0+60x30 0+60x30 1800x5 stale", mask="0+60x30 0x36 stale")
 PLAYED = {**SPANS, **RESTARTS, **daemon_series(GPU08, GOOD, HOUR)}
 

@@ -56,7 +56,7 @@ def test_the_monitor_finds_the_daemons() -> None:
     assert labels[monitor["spec"]["jobLabel"]] == "affinityd"
 
 
-# What values make of the daemon: what it is told, and what it may do.
+# The effects of values on the daemon: its arguments and its privileges.
 
 START = ["serve", "--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]
 SOCKET = "/run/affinityd/affinityd.sock"

@@ -40,7 +40,7 @@ def test_the_chart_passes_only_arguments_that_the_daemon_has() -> None:
     templates = CHART / "templates"
     sets = re.findall(r"^ +- (--[a-z-]+)", (templates / "daemonset.yaml").read_text(), re.MULTILINE)
     remedies = re.findall(r'"(--[a-z-]+)" "[;:] ', (templates / "_own.tpl").read_text())
-    assert {*remedies} == {*sets, "--node-name", "--pod-resources", "--socket"}  # these by variable
+    assert {*remedies} == {*sets, "--node-name", "--pod-resources", "--socket"}  # set by variables
 
 
 @pytest.mark.parametrize(

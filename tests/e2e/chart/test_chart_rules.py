@@ -26,7 +26,7 @@ from tests.e2e.chart.promtool import (
 )
 from tests.e2e.chart.rendering import loaded, objects
 
-# Series that an alert fires on, and the like that it does not.
+# Series on which an alert fires, and similar series on which it does not.
 
 
 Case = tuple[str, Series, int, bool]  #: alert without `Affinityd`, samples, minutes, fires
@@ -58,12 +58,12 @@ FAR_MASKS = {
 }
 
 
-#: Alerts of one series, which fire when it was above 0 for so many minutes.
+#: Alerts, the series of each, and for how many minutes it must be above 0.
 ABOVE_ZERO = (
     ("OrphansHoldGpu", of_gpu("affinityd_gpu_orphan_processes"), 15),
     ("PinsOverlap", series("affinityd_pin_overlap_cpus"), 15),
 )
-#: Samples, minutes more than that, and whether it fires.
+#: Samples, minutes in addition to that number, and whether the alert fires.
 ABOVE = (("2x40", 1, True), ("2x40", -1, False), ("2x9 0 2x40", 1, False), ("0x40", 1, False))
 
 #: What the daemon says of itself and of its plans.
@@ -107,7 +107,7 @@ UNTENDED = {mismatch("unpinned"): "1x90", BALANCING: "1x90", GPUS: "8x90"}
 #: Alerts of averages, by cause.
 BY_CAUSE = {"AllocationIsRemote": "allocation", "MaskIsRemote": "mask"}
 
-#: What the audit says of processes. 1200 and 90: CPU seconds a minute are CPUs times 60.
+#: Metrics of processes. CPU seconds a minute are CPUs times 60, as in 1200 and 90.
 AUDIT: tuple[Case, ...] = (
     *((alert, {mismatch("other"): "1x40"}, 16, False) for alert in (*BY_CAUSE, "Unpinned")),
     *(
@@ -123,8 +123,8 @@ AUDIT: tuple[Case, ...] = (
             ("1x20 0x40", 28, False),  # the job has ended
             ("1x20 0x40", 33, False),
             ("0x3 1 0x3 1 0x3 1 0x3 1 0x3", 18, False),
-            ("3x9 0x40", 20, False),  # processes are counted, and are no minutes
-            ("1x9 _x40", 20, False),  # little is known of the time
+            ("3x9 0x40", 20, False),  # the samples count processes, not minutes
+            ("1x9 _x40", 20, False),  # most minutes have no sample
         )
     ),
     ("Unpinned", {mismatch("unpinned"): "2x40"}, 30, True),
@@ -149,7 +149,7 @@ AUDIT: tuple[Case, ...] = (
     ("HostMemoryIsFar", {FAR_MEMORY: "8e9x40", NEAR_MEMORY: "1e9x40"}, 31, False),
     ("CannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
     ("CannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
-    ("CannotSeeIntoGpus", {AUDITED: "0x20", LOST: "1x20"}, 16, False),  # that has its own
+    ("CannotSeeIntoGpus", {AUDITED: "0x20", LOST: "1x20"}, 16, False),  # it has its own alert
     ("CannotSeeIntoGpus", {EVERY: "15x40"}, 16, True),
     ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "_ 20x40"}, 18, False),
     ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "0+60x40"}, 21, True),
@@ -253,7 +253,7 @@ def on_gpu08(played: Series) -> Series:
     return {name.replace("gpu07", "gpu08"): samples for name, samples in played.items()}
 
 
-#: Nodes of two clusters and of one that has no name; in each gpu07 and gpu08 are other machines.
+#: Nodes of two clusters and of a cluster without a name; each has another gpu07 and gpu08.
 FLEETS = {
     **clustered(UNTENDED, "east"),
     **clustered(on_gpu08(UNTENDED), "east"),
@@ -399,7 +399,7 @@ def test_a_restarting_daemon_has_one_reason_even_while_it_is_down(tmp_path: Path
     play(tmp_path, alerted("AffinitydDown", samples, 10, summaries))
 
 
-#: A job; a container of a pod without a mismatch is beside it.
+#: A job, and a pod's container without a mismatch beside it.
 JOB = {"scheduler": "slurm", "job_id": "7"}
 OF_POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "n", "pod": "p"}
 

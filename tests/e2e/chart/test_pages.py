@@ -67,7 +67,7 @@ observed_plans_total{node="gpu08",before="local",after="local"}   0+4x70
 POD = {"pod": "dcgm-exporter-x7k2p", "exported_pod": "train-0"}
 IDLE = {util(0, **POD): "6x70", util(1, **POD): "90x63 0x9", util(2, **POD): "0x70"}
 IDLE |= {**far_gpu(0, "1x70"), **far_gpu(1, "1x70"), **far_gpu(2, "0x70")}
-#: What the questions of a page, in their order, have as answers of which series.
+#: For each question of a page, in order: series, and the answer.
 MONITORED = (
     (SHARE, {labels(job_id="4711"): 0.12}),
     (OF_PODS, {labels(job_id="8a1f", namespace="team", pod="train-0"): 2}),
@@ -138,7 +138,7 @@ def test_the_panels_named_on_a_page_are_on_the_dashboards() -> None:
     assert [panel for panel in named if f'"{panel}"' not in boards] == []
 
 
-# The pages of Kubernetes: one text to install by, commands and values that the chart takes.
+# The pages of Kubernetes: the same installation, and commands and values that the chart accepts.
 
 DOCS = REPOSITORY / "docs"
 README = CHART / "README.md"

@@ -19,12 +19,12 @@ from tests.support.paths import REPOSITORY
 from tests.support.tiny import Ended, printed, ran
 
 SUITE = "bookworm"
-#: What `base` has of Debian, which stands for python:3.12-slim; `debian` has curl besides.
+#: Packages of `base`, which stands for python:3.12-slim; `debian` also has curl.
 PACKAGES = ("dash", "util-linux", "ca-certificates", "python3", "python3-venv")
 UNREAD = ("doc", "info", "locale", "man")  #: folders of /usr/share
 
 CERTIFICATES = "/etc/ssl/certs"
-#: By which arguments of a build its pip reaches what pip reaches here.
+#: Settings of pip here → build arguments with which a build's pip reaches the same index.
 PIP = {"cert": "PIP_CERT", "index-url": "PIP_INDEX_URL"}
 
 
@@ -53,7 +53,7 @@ def base() -> str:
 def build(*arguments: str, **variables: str) -> Ended:
     on = base()
     with locked():
-        # What a build leaves untagged is the cache of the next one.
+        # The untagged images of a build are the cache of the next build.
         attempt("image", "prune", "--force", "--filter=until=24h")
         command = [os.fspath(REPOSITORY / "scripts/image"), *arguments, "--pull=never"]
         variables = {"IMAGE_TOOL": "podman", "BASE_IMAGE": on, **variables}

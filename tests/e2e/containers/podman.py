@@ -20,8 +20,8 @@ RUN = Path("/run", f"affinityd-{hashlib.sha256(os.fsencode(CACHE)).hexdigest()[:
 
 SETTLED = 120.0  #: seconds that podman may take for anything but a build
 
-#: A manager of cgroups and a log of events other than these need systemd. The locks of "shm" are
-#: every storage's. Root without CAP_SYS_RESOURCE cannot raise a hard limit to podman's defaults.
+#: Other managers of cgroups, and other logs of events, need systemd. All storages share locks of
+#: the type "shm". Root without CAP_SYS_RESOURCE cannot raise a hard limit to podman's defaults.
 CONTAINERS_CONF = f"""\
 [containers]
 default_ulimits = ["nofile=16384:16384", "nproc=16384:16384"]

@@ -16,11 +16,11 @@ from tests.e2e.containers.podman import attempt, environment, podman
 from tests.support.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_ready
 from tests.support.tiny import Ended, ran
 
-USER = 65532  #: whose the daemon of the image is
+USER = 65532  #: the user of the image's daemon
 UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: as the chart has it
-SOCKETS = "/run/affinityd"  #: the folder of its socket, inside
-ROOT = "/machine"  #: where it finds a captured machine
-PID = "pid"  #: the file beside its log with the number of its first process
+SOCKETS = "/run/affinityd"  #: the folder of the daemon's socket, in the container
+ROOT = "/machine"  #: the path of a captured machine, in the container
+PID = "pid"  #: the file, beside a container's log, with the pid of its first process
 
 
 _numbers = itertools.count()
@@ -137,7 +137,7 @@ def _remove(name: str) -> None:
 def _has_started(started: Container) -> bool:
     """Whether the container's first process is no longer runc; podman reports that much later."""
     if started.process.poll() is not None:
-        return True  # and ended: that is for the block to judge
+        return True  # it has also ended: the block judges that
     try:
         words = Path(f"/proc/{started.pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):  # the file of its pid is not there, or empty

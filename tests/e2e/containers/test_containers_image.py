@@ -27,7 +27,7 @@ USERS = {
 }
 
 BUILD_TOOLS = ("pip", "pip3", "cc", "gcc", "ld", "make", "hatchling", "easy_install", "wheel")
-#: Files and folders of what builds, of wheels to make pip from, and of the builder's pip.
+#: Files and folders of build tools, of wheels that contain pip, and of the builder's pip.
 LEFT_OVERS = (
     *("*.whl", "pip", "pip-*", "pip[0-9]*", "pip.conf", ".cache", "setuptools", "wheel"),
     *("pkg_resources", "hatchling", "ensurepip"),
@@ -84,7 +84,7 @@ def test_the_image_has_no_build_tools_installers_or_build_leftovers(image: str) 
     )
 
 
-def test_nothing_is_compiled_at_start_and_its_command_is_the_checkout_s(image: str) -> None:
+def test_the_image_compiles_nothing_at_start_and_has_the_checkout_s_command(image: str) -> None:
     """A read-only root stores no bytecode: files without it would be compiled at each start."""
     assert sh(image, COMPILED_ANEW) == ""
     without = sh(image, COMPILED_ANEW, "--env=PYTHONPYCACHEPREFIX=/none", "--read-only")
@@ -112,7 +112,7 @@ def test_the_container_s_sysfs_shows_the_node_without_a_host_path(image: str) ->
     assert here["cores"]
 
 
-# What is in the image is what its lock names, and that can be had for every node.
+# The image has what the lock names, and every kind of node can have these packages.
 
 LOCK = REPOSITORY / "deploy/image/requirements.txt"
 UV = Path(sys.executable).with_name("uv")
@@ -134,7 +134,7 @@ def test_the_image_has_exactly_the_packages_of_the_lock() -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_image_installs_only_wheels(python: str, machine: str, tmp_path: Path) -> None:
-    """uv, like pip, refuses a package without a hash, one that the lock lacks, and a source."""
+    """uv, like pip, refuses a package without a hash or not in the lock, and a source."""
     wanted = [f"--python-version={python}", f"--python-platform={machine}-manylinux_2_28"]
     strict = ["--require-hashes", "--only-binary=:all:"]
     install = (UV, "pip", "install", "--dry-run", f"--target={tmp_path}")

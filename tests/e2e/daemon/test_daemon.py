@@ -66,7 +66,7 @@ def test_a_daemon_from_start_to_end(tmp_path: Path) -> None:
         modes = [stat.S_IMODE(it.stat().st_mode) for it in (folder, daemon.socket)]
         assert modes == [0o755, 0o666]
         assert stat.S_IMODE((folder / "node.json").stat().st_mode) == 0o644
-        assert daemon.get("/readyz").text == "ready: mi250x\n"  # a replayed one keeps its name
+        assert daemon.get("/readyz").text == "ready: mi250x\n"  # a replayed machine keeps its name
         assert daemon.get("/plan?gpus=0").status == 409
         daemon.signal(signal.SIGTERM)
         assert next_state(manager) == b"STOPPING=1"
@@ -213,7 +213,7 @@ def leave_unread(daemon: Daemon, further: int) -> socket.socket:
         unread = struct.unpack("i", ioctl(client, FIONREAD, bytes(4)))[0]
         further -= unread == before
         before = unread
-        with suppress(BrokenPipeError):  # it is closed where a request is not answered yet
+        with suppress(BrokenPipeError):  # the daemon closes it if a request is unanswered
             client.sendall(b"GET /topology HTTP/1.1\r\nHost: localhost\r\n\r\n")
         time.sleep(0.1)  # for an answer
     return client

@@ -28,7 +28,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another
 @as_root
 def test_a_user_with_too_many_connections_does_not_block_other_users(daemon: Daemon) -> None:
     with crowd(daemon, MOST_OF_ONE + 1) as connections:
-        assert everything(connections[0]) == b""  # the oldest that asks nothing
+        assert everything(connections[0]) == b""  # the oldest idle connection
         connections[-1].sendall(REQUEST)
         connections[-1].shutdown(socket.SHUT_WR)
         assert everything(connections[-1]).endswith(ANSWER)
@@ -52,7 +52,7 @@ def test_one_user_cannot_use_up_the_daemon_s_open_files(folder: Path, asked: byt
             for _ in range(50):
                 assert daemon.get(TARGET).body == ANSWER
             files = len([*Path(f"/proc/{daemon.process.pid}/fd").iterdir()])
-            assert files < 64  # its own, and an eighth of them
+            assert files < 64  # its own, and an eighth of the limit
         assert refused(daemon) >= 200 - 16
         assert daemon.process.poll() is None
 
@@ -63,7 +63,7 @@ def test_the_soft_limit_of_files_is_raised_to_the_hard_limit(folder: Path) -> No
         assert re.search(r"Max open files +4096 +4096", limits)
 
 
-#: What no client sends; each took the daemon's memory, or a minute of its CPU.
+#: Bytes that no client sends. Unlimited, they would fill memory, or take a minute of CPU.
 FLOODS = {
     "lines of a head": (b"GET /plan HTTP/1.1\r\n", b"x: y\r\n" * 5_000_000),
     "a value of a head": (b"GET /plan HTTP/1.1\r\nx: ", b"y" * 60_000_000),

@@ -11,7 +11,7 @@ from affinityd.request.document import ProblemDocument
 from tests.support.daemons import PATIENCE, Reply, free_port, refused, running
 from tests.support.documents import exactly
 
-#: Two addresses of this machine: the port of the one is free to be another's on the other.
+#: Two addresses of this machine. A port in use on one may be free on the other.
 EVERYTHING, PLANS = "127.0.0.1", "127.0.0.2"
 
 

@@ -20,15 +20,15 @@ from affinityd.request import formats
 from affinityd.topology.model import Node, Topology
 from tests.support.daemons import UnixConnection, eventually
 
-#: What is asked in turn: remembered and planned anew, of one GPU and of all.
+#: The queries, in turn: for remembered and for new plans, of one GPU and of all.
 QUERIES = (
     "gpus=0&mode=node",
     "gpus=all&mode=unique_contiguous",
     "gpus=0&mode=exclusive&share=requested",
     "gpus=all&mode=even",
 )
-#: On this machine: without a cpuset a caller is planned on its own CPUs, which tests may have
-#: fewer of.
+#: Queries of a live machine. They state a cpuset: without it the plan would use the caller's
+#: mask, which differs between tests.
 LIVE_QUERIES = tuple(
     f"{query}&cpuset={','.join(map(str, sorted(os.sched_getaffinity(0))))}"
     for query in ("gpus=0&mode=node", "gpus=all&mode=even")
@@ -52,7 +52,7 @@ def exchange(path: Path, query: str) -> tuple[int, str]:
 class Asked:
     def __init__(self) -> None:
         self.answered = 0
-        self.refused: Counter[str] = Counter()  #: how often, by why
+        self.refused: Counter[str] = Counter()  #: reason → how often
         self.cut = 0  #: answers that broke off in their middle
         self.wrong: list[str] = []
 
@@ -91,7 +91,7 @@ def asking(
                 return
             asked.judge(path, query, right[query])
             if asked.refused:
-                time.sleep(0.002)  # while none is there, the machine is the starting daemon's
+                time.sleep(0.002)  # without a daemon, leave the CPU to the starting one
 
     threads = [threading.Thread(target=loop, args=(number,)) for number in range(clients)]
     for thread in threads:

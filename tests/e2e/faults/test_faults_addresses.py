@@ -23,7 +23,7 @@ def test_another_daemon_s_socket_is_kept(tmp_path: Path, is_ended: bool, status:
     """Such as a daemon of a later release that starts before this one has ended."""
     later = tmp_path / "later.sock"
     with running(tmp_path, "--machine", MACHINE) as daemon, serving(later, hanging):
-        later.rename(daemon.socket)  # at once, or the daemon might find it before it is ended
+        later.rename(daemon.socket)  # last: the daemon exits when it notices
         if is_ended:
             daemon.signal(signal.SIGTERM)
         assert daemon.process.wait(PATIENCE) == status

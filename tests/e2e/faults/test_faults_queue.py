@@ -18,7 +18,7 @@ from tests.support.servers import http
 SLURM = REPOSITORY / "slurm"
 TRIES = 12
 
-#: The real one, whose tries are counted.
+#: Runs the real curl, and counts its runs.
 CURL = """#!/bin/sh
 echo >>{folder}/tries
 exec {curl} "$@"

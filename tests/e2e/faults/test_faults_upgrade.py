@@ -59,7 +59,7 @@ def test_both_releases_give_the_same_answers(tmp_path: Path, previous: Path, roo
     assert all(old <= new for old, new in zip(before, now, strict=True))
 
 
-#: A task of a Slurm step of two, which see the same GPUs.
+#: One of two tasks of a Slurm step, which see the same GPUs.
 STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "0,1", "SLURM_LOCALID": "0"}
 STEP |= {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}
 
@@ -69,8 +69,8 @@ def slices(*cpus: str) -> dict[str, str]:
     return {**STEP, "SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": masks}
 
 
-#: By what Slurm did: the task's CPUs and variables, those that it gets near GPU 0, and why 0.2 pins
-#: none.
+#: How Slurm bound the task: its CPUs and variables, the CPUs that affinityd gives it near GPU 0,
+#: and why 0.2 does not pin it.
 STEPS = {
     "no task/affinity": (BOTH, STEP, NEAR, None),
     "a near slice": (NEAR, slices(NEAR, FAR), NEAR, "is not read; known are"),
@@ -113,7 +113,7 @@ def test_exec_of_the_previous_release_asks_today_s_daemon(
 
 MACHINE = "dgx-a100"
 
-#: Only what does not wait for them ends with connections that say nothing.
+#: A daemon that waited for silent connections would not end in time.
 ENDLESS = with_constants(daemon__servers__DRAIN_SECONDS=10 * PATIENCE)
 
 

@@ -10,22 +10,22 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-#: What is slow is told as it was found: to make it smaller takes longer than to find it.
+#: A slow input is reported as found: making it smaller takes longer than finding it.
 AS_FOUND = [Phase.explicit, Phase.reuse, Phase.generate]
 
-#: How often more is tried where much time is given: HYPOTHESIS_PROFILE=long.
+#: The factor for the number of examples with HYPOTHESIS_PROFILE=long.
 TIMES = 5 if settings().max_examples > 100 else 1
 
-#: Of what takes no time, and of what takes some.
+#: Examples of fast tests, and of slow ones.
 MANY = settings(max_examples=30 * TIMES)
 SOME = settings(max_examples=10 * TIMES, phases=AS_FOUND, suppress_health_check=list(HealthCheck))
 
-#: Seconds of a CPU in which any input is read; what is not bounded takes minutes.
+#: Seconds of CPU in which any input must be read; unbounded reading takes minutes.
 SOON = 3.0
 
 LONG = 100_000  #: characters
 
-#: What mends no grammar: signs, blanks and digits that Python takes for others, controls.
+#: Characters of no grammar: signs, blanks and digits that Python takes for others, controls.
 ODD = ("", " ", "\t", "\n", "\r", "\0", "\x85", "\u2028", "²", "٣", "_", "+", "-", "\x1b[2J", "😀")
 
 

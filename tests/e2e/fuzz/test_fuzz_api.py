@@ -13,8 +13,8 @@ LACKS = "schemathesis is not installed: pip install '.[fuzz]' in this checkout"
 checks: Any = pytest.importorskip("schemathesis.checks", reason=LACKS)
 schemathesis: Any = pytest.importorskip("schemathesis", reason=LACKS)
 
-#: Lists and what goes together have a grammar that OpenAPI does not: a text may be refused. And of
-#: what is not known yet the document says 503; that there is no other is a check of its own.
+#: OpenAPI cannot describe lists, nor which parameters fit together: a valid text may be refused.
+#: 503 means that the machine is not known yet; another check finds other server errors.
 LEFT_OUT = [checks.positive_data_acceptance, checks.not_a_server_error]
 
 

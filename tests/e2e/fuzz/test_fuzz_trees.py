@@ -28,7 +28,7 @@ TEXTS = (
     *("location_id 9\ndrm_render_minor 128", "domain 4294967295", "unique_id 18446744073709551616"),
 )
 
-#: Names that a folder may have more of than a kernel gives it.
+#: Names of which a folder may have more than a kernel makes.
 NAMES = (
     *words("cpu7 cpu65536 cpu99999999999999999999 cpu² cpux node9 node65536 online index9 vendor"),
     *words("node99999999999999999999 0000:ff:1f.7 99999:00:00.0 0000:00:00.0 numa_node class ..."),
@@ -41,7 +41,7 @@ def hole(path: Path) -> None:
         file.truncate(HUGE)
 
 
-#: What may be where a file or folder was.
+#: What may replace a file or folder.
 KINDS: st.SearchStrategy[Callable[[Path], object]] = st.one_of(
     st.sampled_from([Path.mkdir, os.mkfifo, hole, lambda _path: None]),
     st.sampled_from([".", "..", "../../..", "/dev/zero", "/dev/null", "nowhere", "/"]).map(
@@ -62,7 +62,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-#: What much hangs on: a random file is one of hundreds of caches.
+#: Important files: a random one would mostly be one of hundreds about caches.
 PLACES = (
     *(f"sys/devices/system/{it}" for it in words("cpu cpu/* cpu/cpu*/topology node node/*")),
     *words("sys/devices/system/node/node*/* sys/bus/pci/devices sys/bus/pci/devices/* sys sys/*"),
@@ -109,7 +109,7 @@ def test_a_tree_with_arbitrary_errors_is_a_machine_or_refused(
 ) -> None:
     name = data.draw(st.sampled_from(sorted(trees)))
     folder = tmp_path_factory.mktemp("spoiled")
-    # As deep as the links that may be in it lead up: they find no other test's machines.
+    # As deep as its links may lead up, so that these find no other test's machines.
     root = shutil.copytree(trees[name], folder / "a/b/c/root", symlinks=True)
     try:
         spoil(data, root)

@@ -1,4 +1,4 @@
-"""A daemon that a real containerd has registered, and the containers that it asks it about."""
+"""A daemon that a real containerd has registered, and the containers that containerd creates."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -26,7 +26,7 @@ class Chart:
     def helm(
         self, action: str, values: Mapping[str, Any], *options: str, chart: str = CHART
     ) -> None:
-        """Install or upgrade it with these values, and wait until its daemon is ready."""
+        """Install or upgrade the chart with these values, and wait until its daemon is ready."""
         words = ("--namespace", self.namespace, "--wait", "--values", "-", *options)
         script = f"helm {action} affinityd {chart} {' '.join(words)}"
         self.cluster.run(script, json.dumps(values))
@@ -169,7 +169,7 @@ class Job:
         self.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
 
     def wait_for(self, container: str) -> None:
-        """Wait until one of its containers is running, or has run."""
+        """Wait until one of the pod's containers is running, or has run."""
 
         def is_running() -> bool:
             status = self.cluster.get("pod", self.name)["status"]

@@ -36,8 +36,8 @@ PACKAGES = (
     *("iptables", "conntrack", "iproute2", "mount"),
 )
 IMAGE = "localhost/busybox:tests"
-SLEEPS = ("/bin/busybox", "sleep", "100000")  #: the command of a container of it
-#: A container that does nothing, and amounts for which kubelet may give one a CPU of its own.
+SLEEPS = ("/bin/busybox", "sleep", "100000")  #: the command of an idle container
+#: An idle container, and amounts for which kubelet may give a container a CPU of its own.
 SLEEPER = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": SLEEPS}
 ONE_CPU = {"cpu": "1", "memory": "64Mi"}
 SOCKET = "run/affinityd/affinityd.sock"
@@ -46,7 +46,7 @@ NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/dev
 
 
 NODE = "rig0"
-HELM_FOLDERS = ("CACHE", "CONFIG", "DATA")  #: of its own, not the user's
+HELM_FOLDERS = ("CACHE", "CONFIG", "DATA")  #: the rig's folders, not the user's
 #: The names that the pages, the examples and the chart's values have for our image.
 AFFINITYD = tuple(f"{place}/affinityd:{__version__}" for place in ("localhost", "registry.example"))
 

@@ -18,7 +18,7 @@ from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import CPUS
 
-TOLD = {"AFFINITYD_CPULIST", "AFFINITYD_UNPINNED"}  #: one of them is in a started program
+TOLD = {"AFFINITYD_CPULIST", "AFFINITYD_UNPINNED"}  #: a started program has one of them
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def check(process: Process) -> None:
 # The manifests of deploy/examples, as a node of two CPUs and two GPUs can run them.
 
 FOLDER = REPOSITORY / "deploy/examples"
-#: What stands for this on the node is an image with python3, curl and taskset, and no PyTorch.
+#: On the node an image with python3, curl and taskset, without PyTorch, stands for this one.
 PYTORCH = "docker.io/pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
 #: An amount of the examples → what this node has of it. Whole CPUs stay whole.
 AMOUNTS: Mapping[object, object] = {
@@ -115,7 +115,7 @@ AMOUNTS: Mapping[object, object] = {
     "32Gi": "256Mi",
     "16Gi": "128Mi",
 }
-#: Has a program stay after it has said where it runs.
+#: Keeps a program running after it has printed where it runs.
 STAYS = "; import sys, time; sys.stdout.flush(); time.sleep(1e5)"
 
 

@@ -15,11 +15,11 @@ from tests.e2e.kubernetes.cluster import AFFINITYD, NODE, Cluster
 from tests.support.daemons import eventually
 from tests.support.tiny import CPUS, NEAR, printed
 
-USER, ANOTHER = 65532, 12345  #: the daemon's of the image, and one of an earlier daemon
+USER, ANOTHER = 65532, 12345  #: the user of the image's daemon, and of an earlier daemon
 PLAN = "/plan?gpus=all&mode=node&format=cpulist"
 PINNED = f"Cpus_allowed_list:\t{NEAR}"
 
-#: `run`, where no daemon is.
+#: What `run` says without a daemon.
 ALONE = "affinityd run: no affinityd is here to be asked; planned from /affinity/gpu"
 
 
@@ -62,7 +62,7 @@ def test_the_init_step_gives_the_folder_to_a_daemon_that_has_no_privileges(chart
 def test_a_second_release_leaves_the_folder_to_the_daemon_that_answers_in_it(
     chart: Chart, values: Mapping[str, Any]
 ) -> None:
-    """It would run as root, and take the folder from the first one's user."""
+    """Its daemon would run as root, and take the folder from the first daemon's user."""
     run, second = chart.cluster.run, Chart(chart.cluster, "second")
     root = {**values, "kubernetes": {"nri": {"enabled": True}}}
     where = "--namespace second --create-namespace --values -"
@@ -123,7 +123,7 @@ print(connection.getresponse().read().decode())
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_a_tenant_s_pod_sees_only_counts_of_another_of_its_uid(chart: Chart, uid: int) -> None:
+def test_a_pod_sees_only_counts_of_another_pod_with_its_uid(chart: Chart, uid: int) -> None:
     cluster = chart.cluster
     socket = cluster.root / "run/affinityd/affinityd.sock"
     mount = {"name": "socket", "mountPath": "/run/affinityd"}

@@ -72,7 +72,7 @@ def test_chosen_containers_with_gpus_are_adjusted(cluster: Cluster, tmp_path: Pa
             "own"
         ]
         assert labelled.cpus == (NEAR, FAR)[labelled.gpu // 2]
-        assert not labelled.has_socket  # the site lists its namespace, or the folder stays away
+        assert not labelled.has_socket  # the site does not list its namespace
         counted = node.samples("nri_requests_total", "outcome")
         expected = {"pinned": 3, "no_gpu": 1, "not_chosen": 1, "failed": 0, "unknown": 0}
         assert {name: counted[name] for name in expected} == expected
@@ -157,7 +157,7 @@ def test_a_missed_container_is_placed_once_kubelet_answers(
 
 
 def test_a_container_gets_no_exclusive_cpu_of_another_pod(cluster: Cluster, tmp_path: Path) -> None:
-    """Kubelet's shared pool is empty, so it sends no cpuset; it is asked, and its answer counts."""
+    """Kubelet's shared pool is empty, so kubelet sends no cpuset; asked, it names the CPUs."""
     strict = {
         "cpuManagerPolicy": "static",
         "cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"},

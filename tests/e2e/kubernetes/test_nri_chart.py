@@ -1,4 +1,4 @@
-"""The chart's daemon, in its pod, places a real containerd's containers, with any way of GPU."""
+"""The chart's daemon, in its pod, places a real containerd's containers, however given a GPU."""
 
 import json
 import os
@@ -34,7 +34,7 @@ from tests.support.tiny import BOTH, FAR
 
 pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 
-#: Way → the resource of a device plugin that gives GPU 1 so: it is near FAR.
+#: Way → the resource of a device plugin that gives GPU 1 in this way. FAR is near GPU 1.
 WAYS = {way: f"{way}.example.com/gpu" for way in ("file", "variable", "cdi")}
 DRIVER = "gpu.example.com"
 #: The devices of GPU 1 by CDI, of the device plugin and of the driver of DRA.

@@ -16,7 +16,7 @@ from tests.support.tiny import CPUS
 
 pytestmark = needs_cpuset
 
-SHARED, EXCLUSIVE = CPUS  #: kubelet's own and the shared ones; what it gives away
+SHARED, EXCLUSIVE = CPUS  #: kubelet's own and shared CPUs; those that it gives away
 FAR_GPU, DRA_GPU = 0, 2  #: of tests/support/scanning_node: 0 is near SHARED, 2 near EXCLUSIVE
 REMEDY = (
     f"GPU {FAR_GPU} is on node {SHARED}, near CPUs {SHARED}, and kubelet gave default/far the "
@@ -95,7 +95,7 @@ def test_a_pod_with_a_gpu_by_dra_is_named(cluster: Cluster, node: ScanningNode) 
             pid = created(cluster, "by-dra", resources, **more)
             node.say({DRA_GPU: [pid]})
             assert named_process(node, pid)["pod"]["name"] == "by-dra"
-        finally:  # without its driver it could not end
+        finally:  # without its driver the pod could not end
             cluster.run("kubectl delete pod by-dra --wait")
 
 

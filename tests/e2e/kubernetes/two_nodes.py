@@ -25,7 +25,7 @@ MACHINE = "/rig/machine"  #: the files of the machine, on the node
 #: GPU → its NUMA node, the place of its CPU in tests.support.tiny.CPUS.
 GPUS = {f"GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001": gpu for gpu in range(2)}
 SOONER = {"nodeStatusUpdateFrequency": "1s"}  #: else 10 s until the node has its GPUs
-#: What has the chart's daemon see the machine.
+#: Chart values with which the daemon sees the machine.
 VALUES: Mapping[str, Any] = {
     "extraArgs": [f"--root={MACHINE}"],
     "extraVolumes": [{"name": "machine", "hostPath": {"path": MACHINE}}],
@@ -73,7 +73,7 @@ def restart(cluster: Cluster, settings: Mapping[str, object]) -> None:
     file, command = CHROOT / "rig/kubelet.yaml", cluster.stop("kubelet")
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **SOONER, **settings}))
     gone = {amount: {"nvidia.com/gpu": None} for amount in ("capacity", "allocatable")}
-    patch = json.dumps({"status": gone})  # another plugin's, which kubelet leaves as they were
+    patch = json.dumps({"status": gone})  # removes GPUs of an earlier plugin: kubelet keeps them
     cluster.run(f"kubectl patch node {NODE} --subresource status --type merge --patch '{patch}'")
     plugins = KUBELET / "device-plugins"
     states = (KUBELET / f"{name}_manager_state" for name in ("cpu", "dra"))

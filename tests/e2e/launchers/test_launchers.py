@@ -120,12 +120,12 @@ STAYS = "bound this rank; {}"
         ((*OPEN_MPI, "--bind-to", "core"), (), (), SWAPPED, [NEAR, FAR], "mpirun --bind-to none"),
         ((*MPICH, "-bind-to", "core"), (), UNIQUE, {}, [NEAR, FAR], None),
         ((*MPICH, "-bind-to", "core"), WRAPPED, (), SWAPPED, [NEAR, FAR], "mpiexec -bind-to none"),
-        # None is bound.
+        # No rank is bound.
         ((*OPEN_MPI, "--bind-to", "none"), (), (), SWAPPED, [FAR, NEAR], None),
         ((*MPICH, "-bind-to", "none"), WRAPPED, UNIQUE, SWAPPED, [FAR, NEAR], None),
-        # Or by its script.
+        # Each rank is bound by its script.
         ((*OPEN_MPI, "--bind-to", "none"), ON_FAR, UNIQUE, {}, [FAR, FAR], "mpirun --bind-to none"),
-        # By nobody: the launcher has no more.
+        # No rank is bound: the launcher has no more CPUs.
         (("taskset", "-c", FAR, *MPICH), (), (), {}, [FAR, FAR], None),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_machine_is_what_lstopo_sees_and_its_cores_have_slurms_numbers(
     assert all(not ours.cpus_of_node(node) for node in lacking)
     seen = by_affinityd(ours)
     nodes = {number: cpus for number, cpus in seen.nodes.items() if number not in lacking}
-    # In which lstopo reads a tree, and nothing but the tree.
+    # With these variables lstopo reads only the tree.
     environment = {**os.environ, "HWLOC_FSROOT": str(root)}
     environment |= {"HWLOC_THISSYSTEM": "0", "HWLOC_COMPONENTS": "-x86"}
     assert replace(seen, nodes=nodes) == by_lstopo(environment)

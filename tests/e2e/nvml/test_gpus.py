@@ -66,10 +66,10 @@ def test_all_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(facts: Fa
         ("", NOTHING),
         ("fail nvmlDeviceGetMigMode 13", NOTHING),
         ("fail nvmlDeviceGetMinorNumber 6", NOTHING),
-        # MIG devices are those that exist; where there are none no slot is asked for.
+        # Only MIG devices that exist are reported; without MIG, no slot is queried.
         ("mig off\n fail nvmlDeviceGetMaxMigDeviceCount 999", NOTHING),
         ("mig MIG-0\n mig\n mig MIG-2", replace(NOTHING, mig=("MIG-0", "MIG-2"))),
-        # Broken ones: lost, not to be opened, lost meanwhile, in need of a reset, out of its mind.
+        # Broken GPUs: lost, not to be opened, lost meanwhile, in need of a reset, nonsensical.
         (f"{GPU}\n fail nvmlDeviceGetHandleByIndex_v2 15", NvmlGpu(0, error=LOST)),
         ("fail nvmlDeviceGetHandleByIndex_v2 4", NvmlGpu(0, error="Insufficient Permissions")),
         (f"{GPU}\n fail nvmlDeviceGetUUID 15", replace(KNOWN, uuid=None, error=LOST)),
@@ -165,7 +165,7 @@ def test_a_child_whose_parent_was_killed_exits_by_itself(facts: Facts) -> None:
 def test_the_child_runs_no_code_of_the_caller_s_environment(
     facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts("fail nvmlInitWithFlags print\ngpu")  # its words are no answer either
+    facts("fail nvmlInitWithFlags print\ngpu")  # what it prints is no answer either
     for module in ("pynvml", "signal", "sitecustomize"):
         (tmp_path / f"{module}.py").write_text("import os; os._exit(7)")
     monkeypatch.chdir(tmp_path)
@@ -220,14 +220,14 @@ def test_the_processes_of_every_gpu_that_answers_are_listed(facts: Facts) -> Non
         (f"uuid GPU-0\n pci 00010000:0F:00.0\n {ALL}", NAMED),
         ("uuid GPU-\x070", replace(NO_PROCESS, uuid="GPU-?0")),  # as the topology has it
         (OF_HUNDREDS, HUNDREDS_OF),
-        # Of a divided GPU each MIG device names its own; one without a part is used by nobody.
+        # Each MIG device names its own processes; a divided GPU without a MIG device has none.
         (MIG, replace(NO_PROCESS, processes=OF_MIG)),
         (f"mig\n {COMPUTE}_v3 4", NO_PROCESS),
         (f"{COMPUTE}_v3 13", failed(NO_LIST)),  # the driver is old
-        # A GPU that cannot draw, be shared or be divided is no worse; a virtual one has no lists.
+        # A GPU need not draw, be shared or be divided; a virtual GPU has no lists.
         (f"{ONE}\n {GRAPHICS}_v3 3\n {MPS}_v3 3\n fail nvmlDeviceGetMigMode 13", ALONE),
         (f"{COMPUTE}_v3 3", failed(NO_LIST)),
-        # Half of an answer, and none.
+        # A half answer, and no answer.
         (f"{ONE}\n {GRAPHICS}_v3 999", replace(ALONE, error="Unknown Error", is_lost=True)),
         (f"{COMPUTE}_v3 4", failed("Insufficient Permissions")),
         ("fail nvmlDeviceGetUUID 16", replace(failed("GPU requires restart"), is_lost=True)),
@@ -235,7 +235,7 @@ def test_the_processes_of_every_gpu_that_answers_are_listed(facts: Facts) -> Non
             f"{ONE}\n fail nvmlDeviceGetHandleByIndex_v2 15",
             replace(failed("GPU is lost"), is_lost=True),
         ),
-        # How busy it is; an error there costs nothing else.
+        # How busy the GPU is; an error there affects no other fact.
         (f"load 37 {2**30} {2**36}", replace(NO_PROCESS, load=NvmlLoad(37, 2**30, 2**36))),
         (
             f"load 37 {2**30} {2**36}\n fail nvmlDeviceGetUtilizationRates 999",

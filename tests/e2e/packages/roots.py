@@ -16,7 +16,7 @@ from tests.support.tiny import printed
 SUITES = {"bookworm": 11, "trixie": 13, "forky": 14}  #: their minor version of Python 3
 OLDER = "0.0.9"
 NOBODY = "65534:65534"
-#: What dpkg, apt and rpm write down of what they did, and no package has.
+#: Records that dpkg, apt and rpm write of their work; they belong to no package.
 RECORDS = (
     *("var/lib/dpkg", "var/lib/apt", "var/lib/rpm", "var/log", "var/cache"),
     *("proc", "root", "asked", "affinityd"),

@@ -131,7 +131,7 @@ def gpus(number: int) -> Topology:
     return with_gpus(with_uuids(load("dgx-a100")), number)
 
 
-#: Those of which the page shows documents that a test makes.
+#: Machines for which a test makes the documents that the page shows.
 SIZES: dict[str, Callable[[], Topology]] = {
     f"{number}-gpus": partial(gpus, number) for number in (0, 4, 8, 64)
 }

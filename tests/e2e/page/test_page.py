@@ -172,7 +172,7 @@ def test_the_page_says_that_the_machine_changed(context: BrowserContext, tmp_pat
         assert not tab.page.locator("#news").is_visible()
 
 
-#: What the page makes of an address, and the address that it has then.
+#: An address, what the page shows for it, and the address that the page has then.
 ADDRESSES = [
     ("?job=3%2C4&gpus=3", "gpus=3&job=3%2C4", ""),
     ("?job=3%2B4%25%26%3D", "job=3%2B4%25%26%3D", "job"),

@@ -19,7 +19,7 @@ BESIDES = ("head", "ls", "env", "sh")
 NO_ANSWER = "affinityd run: no answer from"
 FROM_FILES = "; planned from {}/gpu"
 
-#: What somebody's shell may export to all that it starts, as bash writes it.
+#: A function that a user's shell may export to its programs, as bash writes it.
 FUNCTIONS = {
     "BASH_FUNC_cd%%": '() { builtin cd "$@" && ls; }',
     "BASH_FUNC_module%%": "() { eval `modulecmd bash $*`; }",
@@ -46,7 +46,7 @@ def test_each_http_client_sends_the_same_request(
     few = only(tmp_path / "few", tool, *BESIDES)
     url = f"http://127.0.0.1:{daemon.lines[0].rsplit(':', 1)[1]}"
     (tmp_path / ".curlrc").write_text("output = /dev/null\n")
-    odd = {"http_proxy": "http://127.0.0.1:9", "HOME": str(tmp_path)}  # which are no matter of ours
+    odd = {"http_proxy": "http://127.0.0.1:9", "HOME": str(tmp_path)}  # must have no effect
     for env in ({"AFFINITYD_URL": f"{url}/", **odd, **unreachable(pod)}, {}):
         ended = pod.run(cpus=ONLINE, path=few, **env)
         assert (ended.environment["AFFINITYD_CPULIST"], ended.lines) == (GPU_2, [])
@@ -96,7 +96,7 @@ def test_run_waits_neither_for_endless_nor_for_missing_answers(
 
 
 def test_the_files_of_init_are_used_where_no_daemon_can_answer(pod: Pod, tmp_path: Path) -> None:
-    dead = str(tmp_path / "s")  # as a daemon leaves it that was killed
+    dead = str(tmp_path / "s")  # as a killed daemon leaves it
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(dead)
     trouble = "a.sock is neither http://HOST:PORT nor the path of a socket from /"
@@ -121,10 +121,10 @@ def test_from_files_a_container_has_the_cpus_near_all_gpus_or_its_own(
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "1"}
     two_gpus, far = "16-23,80-87,144-151,208-215", pod.to / "gpu/minor:5"
     for devices, env, cpus in (
-        (["nvidia5", "nvidia1"], rank, two_gpus),  # whichever of them a rank has
+        (["nvidia5", "nvidia1"], rank, two_gpus),  # whichever of the two GPUs a rank has
         ([], {"NVIDIA_VISIBLE_DEVICES": "GPU-120000"}, GPU_2),
-        ([], {"NVIDIA_VISIBLE_DEVICES": "2"}, GPU_2),  # an index, and no minor
-        (["nvidia5", "nvidia77"], {}, None),  # a rank may use the one that is not known
+        ([], {"NVIDIA_VISIBLE_DEVICES": "2"}, GPU_2),  # an index, not a minor
+        (["nvidia5", "nvidia77"], {}, None),  # a rank may use the unknown GPU
         (["nvidia77"], {}, None),
         (["nvidia5"], {"AFFINITYD_JOB_CPUS": "17"}, None),  # fewer than it asked for
         (["nvidia5"], {"AFFINITYD_JOB_CPUS": "16"}, GPU_2),
@@ -132,7 +132,7 @@ def test_from_files_a_container_has_the_cpus_near_all_gpus_or_its_own(
         pod.has(*devices)
         ended = pod.run(cpus=ONLINE, shell=shell, **env, **unreachable(pod))
         assert ended.cpus == (None if cpus is None else parse_list(cpus)), ended.lines
-    assert (pod.folder / "pinned").read_text().splitlines()[-2] == format_list(ONLINE)  # taken back
+    assert (pod.folder / "pinned").read_text().splitlines()[-2] == format_list(ONLINE)  # undone
     pod.has("nvidia5")
     for text in ("16-23 remote\n", "16-23 unknown\n", "16-23 local LD_PRELOAD=/x\n", "\0\1\n"):
         far.write_text(text)

@@ -59,7 +59,7 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
         ("", "mode=node"),
         ("SCOPE=socket", "mode=all&scope=socket"),
         ("MODE=single_unique SHARE=requested", "mode=single_unique&share=requested"),
-        # What refuses a container is no matter of the node's.
+        # Settings that may refuse a container's plan do not apply to the node's plan.
         ("MODE=exclusive STRICT=true MIN_PHYSICAL_CORES=99", "mode=exclusive&share=node"),
     ],
 )

@@ -35,7 +35,7 @@ for path in sys.stdin:
     except OSError as error:
         print("{}", flush=True)
 """
-#: Who becomes another user and goes on as the same program keeps root's files in /proc, proc(5).
+#: A new program: if a program only changed its user, its files in /proc would stay root's, proc(5).
 AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
 
 
@@ -87,7 +87,7 @@ def playing() -> Iterator[Actors]:
         in_pod = started(pod)
         asker = enter(program(ASKS))
         (step / "cgroup.procs").write_text(f"{asker.pid}")
-        # What is called as Slurm's own in a step: the job has not ended.
+        # A process named like Slurm's own in a step: the job has not ended.
         shutil.copy(shutil.which("sleep") or "", dev / "slurmstepd")
         keeper = enter(subprocess.Popen([dev / "slurmstepd", "600"]))
         stack.callback(keeper.kill)

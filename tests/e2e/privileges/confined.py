@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support.child_python import SECCOMP
 from tests.support.paths import REPOSITORY
 
-#: What any program has. Nothing of it is the daemon's own.
+#: Files that any program has; none is specific to the daemon.
 PROGRAM = (
     *("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache"),
     *("/dev/null", "/dev/urandom"),
@@ -35,11 +35,11 @@ os.execvp(sys.argv[end + 1], sys.argv[end + 1 :])
 class Confinement:
     capabilities: Collection[str]
     refused: Collection[str]  #: system calls
-    shown: Mapping[str, Path]  #: where it sees it → what it is; read only
-    written: Mapping[str, Path]  #: the same, to be written
+    shown: Mapping[str, Path]  #: path that the daemon sees → the real path; read only
+    written: Mapping[str, Path]  #: the same, writable
     hidden: Collection[str]  #: files and folders of /proc; `self` is the daemon
     driver: Path | None  #: what it sees at /proc/driver; None: nothing
-    namespaces: Collection[str]  #: that are its own
+    namespaces: Collection[str]  #: the daemon's own, not the node's
 
     def before(self, folder: Path) -> list[str]:
         """Return the command that runs another with these limits; the folder is for the root."""

@@ -42,9 +42,9 @@ class Node(AskedNode):
         return frozenset(name for name, works in WORKS.items() if _is_true(works, self))
 
     def must_lose(self, lost: frozenset[str], item: str) -> None:
-        """Check that it has all but these features, and gives no wrong answer."""
+        """Check that the daemon has all but these features, and gives no wrong answer."""
         left = frozenset(WORKS) - lost
-        with suppress(AssertionError):  # which of them are missing is told by the next line
+        with suppress(AssertionError):  # the next line says which features are missing
             eventually(lambda: self.working() == left, f"it has {', '.join(left)}")
         assert self.working() == left, f"without {item}: {sorted(self.working() ^ left)}"
         assert self.is_right()
@@ -114,7 +114,7 @@ def _adjusts(node: Node) -> bool:
     return node.is_known and node.runtime.create(asked).cpus == NEAR
 
 
-#: Feature → whether it does what it is for.
+#: Feature → a check that it works.
 WORKS: Mapping[str, Callable[[Node], bool]] = {
     "a socket": lambda node: node.daemon.get("/healthz").status == 200,
     "TCP": _is_answered_over_tcp,

@@ -1,4 +1,4 @@
-"""A node on which the daemon can do all that it does, or all but some.
+"""A node on which all features of the daemon work, or all but some.
 
 Two CPUs, each on a NUMA node, and three GPUs near the first: NVIDIA's, with the tests' NVML, AMD's,
 whose KFD is files, and an NPU whose device file has the number of a memory device.
@@ -105,7 +105,7 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
             listen=f"127.0.0.1:{port}",
             before=_confinement(folder, actors, needed).before(folder / "root"),
         )
-        daemon.socket = folder / "run/affinityd/affinityd.sock"  # as it is called outside
+        daemon.socket = folder / "run/affinityd/affinityd.sock"  # its path outside
         try:
             yield Node(daemon, folder, actors, port, runtime)
         finally:

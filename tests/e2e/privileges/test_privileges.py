@@ -48,7 +48,7 @@ def test_without_an_item_only_the_features_that_need_it_fail(
         node.must_lose(privileges.lost_without(kind, item), item)
 
 
-def test_without_cpus_it_cannot_plan(actors: Actors) -> None:
+def test_without_cpus_the_daemon_cannot_plan(actors: Actors) -> None:
     with confined(actors, "reads", CPUS) as node:
         node.must_lose(privileges.lost_without("reads", CPUS), CPUS)
         assert node.daemon.get("/plan?gpus=0").status == 503

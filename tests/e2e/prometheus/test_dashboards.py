@@ -39,7 +39,7 @@ WITH_DCGM = (
     "Which GPUs are far from their CPUs and idle, by pod?",
     "Which GPUs wait for their CPUs, and how busy are they?",
 )
-#: Panel and query: nothing here is as it should be.
+#: Panels and queries that rightly have no data here.
 EMPTY_ON_PURPOSE = {
     (CANNOT_SEE, "D"),  # no GPU is lost
     *((panel, it) for panel in WITH_DCGM for it in "AB"),  # there is no dcgm-exporter
@@ -51,7 +51,7 @@ def several(*names: str) -> str:
     return "({})".format("|".join(re.escape(name).replace("\\", "\\\\") for name in names))
 
 
-#: What is chosen: in the fleet view all nodes or several, in the node view one.
+#: Choices of variables: all or several nodes in the fleet view, one in the node view.
 BOTH_VIEWS = {"cluster": "", "job": "affinityd"}
 FLEET = {**BOTH_VIEWS, "node": ".*", "job_id": ".*"}
 NODE = {**BOTH_VIEWS, "node": AUDITED}

@@ -72,7 +72,7 @@ def test_the_printed_command_works_and_ctrl_c_leaves_nothing() -> None:
         assert not folder.exists()
 
 
-def test_without_root_it_names_the_command_that_installs_the_rest(tmp_path: Path) -> None:
+def test_without_root_the_script_names_the_command_that_installs_the_rest(tmp_path: Path) -> None:
     """On a machine with only apt-get and Python, as a user other than root, without curl."""
     for program in ("apt-get", "cat", "dirname", "sh"):
         (tmp_path / program).symlink_to(shutil.which(program) or "/bin/true")

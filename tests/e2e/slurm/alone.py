@@ -28,9 +28,9 @@ class Node:
     run: Path | None = None  #: its /run/affinityd; `jobs` in it is its /run/affinityd-jobs
     devices: str = "nvidiactl nvidia0 nvidia1"
     settings: str = ""  #: the site's
-    more: str = ""  #: lines of sh that change it
-    after: str = ""  #: and what is looked at afterwards
-    shell: str = ""  #: else this machine's
+    more: str = ""  #: lines of sh that change the node first
+    after: str = ""  #: lines of sh that run after the script
+    shell: str = ""  #: /bin/sh; empty: this machine's
     scripts: Path = SCRIPTS
 
     def run_script(self, name: str, env: Mapping[str, str]) -> Ended:

@@ -17,18 +17,18 @@ from tests.support.tiny import FAR, NEAR, affinityd, tiny
 
 SCRIPTS = REPOSITORY / "slurm"
 INSTALLED = "/etc/slurm/affinityd"
-#: What a site copies, but for what the tests vary.
+#: What a site copies, except what the tests vary.
 CONF = tuple(line for line in (SCRIPTS / "slurm.conf").read_text().splitlines() if "log=" in line)
 
 #: Where the CPUs near each GPU are: not where a task's number says, nor where its slice is.
 GPU_NODES = (0, 1, 1, 0)
 HOME = tuple((NEAR, FAR)[node] for node in GPU_NODES)
-#: Of /dev/nvidiaN, which is not the GPU's index.
+#: The N of each GPU's /dev/nvidiaN, which is not its index.
 MINORS = (3, 2, 1, 0)
 #: Slurm's order is the node's; jobs of `small` have GPUs 2 and 3.
 GPUS = ("big:3", "big:2", "small:1", "small:0")
 
-#: What a task says of itself; with --label each of its lines begins with its number.
+#: Prints a task's facts; with --label each line begins with the task's number.
 LOOK = ("/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status; env | grep ^AFFINITYD_ | sort")
 
 
@@ -89,7 +89,7 @@ def copied(folder: Path) -> Path:
     return shutil.copytree(SCRIPTS, folder / "scripts")
 
 
-#: Folder of a node → what else the node is to see of it, and where.
+#: Folder of a node → more of its files, and the path at which the node sees each.
 Prepare = Callable[[Path], Mapping[Path, str]]
 
 

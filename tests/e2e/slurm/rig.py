@@ -34,7 +34,7 @@ NSENTER = "/usr/bin/nsenter"  #: wherever a user's PATH leads
 
 HOST = "22.05"  #: in Debian 12, on which the tests run
 SUITES = {"24.11": "trixie", "26.05": "forky"}
-NIGHTLY = (HOST, "24.11")  #: what is not tried for every change
+NIGHTLY = (HOST, "24.11")  #: releases that are not tried for every change
 
 HERE = Path(__file__).parent
 SLURM_CONF = (HERE / "slurm.conf.in").read_text()
@@ -65,9 +65,9 @@ class Setup:
     constrain_devices: bool = False
     conf: Sequence[str] = ()  #: more lines of slurm.conf
     nodes: int = 1  #: all alike, each on all CPUs of this machine
-    topology: str = ""  #: of the node, where its CPUs are not to be all alike: Sockets=2 …
+    topology: str = ""  #: of a node whose CPUs are not all alike: Sockets=2 …
     hwloc: str = ""  #: what slurmd is to see of the hardware, as hwloc(7) has HWLOC_SYNTHETIC
-    state: str = "idle"  #: to which the node comes
+    state: str = "idle"  #: that the node must reach
     gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
     binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
     release: str = HOST  #: of Slurm
@@ -220,7 +220,7 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _node(folder: Path) -> str:
-    """Return the first node's name: cgroups have it, and clusters run side by side."""
+    """Return the first node's name, unique among clusters, since it names cgroups."""
     return f"n{folder.name.encode().hex()}"
 
 
@@ -303,7 +303,7 @@ LAYERED = (HERE / "layered.sh").read_text()
 def entered(setup: Setup, folder: Path) -> Iterator[Sequence[str]]:
     """Yield the words of a command that runs another one in a release; `folder`: for layers.
 
-    The last ones are options of nsenter: root can add --setuid and --setgid.
+    The last words are options of nsenter: root can add --setuid and --setgid.
     """
     if setup.release == HOST:
         yield (NSENTER,)

@@ -23,14 +23,14 @@ PYXIS = """\
 export ROOT={folder}/root INSTALLED={installed}
 exec unshare --user --map-root-user --mount sh -e {folder}/enroot.sh
 """
-#: The site's. Where nothing says so the mode is `node`.
+#: The site's mode; the default is `node`.
 SETTINGS = "AFFINITYD_MODE=exclusive\n"
 
 CURL, PYTHON = "curl=curl taskset=taskset", "python3=python3"
 NO_TASKSET = "taskset is not here, to set CPUs"
 NO_CLIENT = "neither curl nor python3 is here, to ask affinityd"
 
-#: An image's shell and other programs, and why no plan is made, or none applied.
+#: An image's shell and other programs, and why no plan is made or applied.
 IMAGES = [
     ("dash", f"ls=ls {CURL}", None),
     ("bash", "ls=busybox curl=curl taskset=busybox", None),

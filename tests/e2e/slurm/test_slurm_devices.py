@@ -17,7 +17,7 @@ RELEASE = "26.05"
 UUIDS = tuple(f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(4))
 DRIVERS = "/sys/bus/pci/drivers"
 
-#: Slurm numbers what it finds by their files: its first two are the node's last.
+#: Slurm numbers the GPUs that it finds by device file: its first two are the node's last.
 FIRST_TWO = (3, 2)
 TWO = ("--ntasks=2", "--gres=gpu:2")
 
@@ -68,7 +68,7 @@ def test_detected_gpus_differ_only_in_their_order(node_by_uuid: Node) -> None:
 (SETTING,) = re.findall("printf '(AFFINITYD_NICS=.*)\\\\n'", (SCRIPTS / "README.md").read_text())
 
 LOOK = ("/bin/sh", "-c", "echo ${UCX_NET_DEVICES-none} ${NVSHMEM_HCA_LIST-none}")
-#: Of the GPUs 0 and 1, which are on two nodes: NCCL begins with these, too.
+#: NICs of the GPUs 0 and 1, which are on two nodes: NCCL begins with these NICs, too.
 OWN, BOTH = ["mlx5_0:1 mlx5_0:1", "mlx5_2:1 mlx5_2:1"], "mlx5_0:1,mlx5_2:1 mlx5_0:1,mlx5_2:1"
 NONE = ["none none"] * 2
 

@@ -43,7 +43,7 @@ def cluster(conf: Path, release: str) -> Iterator[Node]:
     conf.touch()
     setup = Setup(
         task_plugin="task/affinity,task/cgroup",
-        conf=("LaunchParameters=use_interactive_step", "FirstJobId=7000"),  # others have jobs here
+        conf=("LaunchParameters=use_interactive_step", "FirstJobId=7000"),  # others' jobs
         binds={conf: "/etc/affinityd.conf"},
         release=release,
     )
@@ -121,7 +121,7 @@ def test_the_note_of_each_heterogeneous_job_component_names_its_own_gpus(
         eventually(lambda: made.srun(*notes).split()[1::2] == ["0", "0"], "the epilogs ran")
 
 
-# Switched on by degrees: what slurm/README.md says.
+# Switching on in steps, as slurm/README.md says.
 
 PAGE = (SCRIPTS / "README.md").read_text()
 SECTION = PAGE.partition("## Switch it on in steps\n")[2].partition("\n## ")[0]
@@ -150,7 +150,7 @@ def test_the_page_s_commands_do_what_the_page_says(node_of_jobs: Node, conf: Pat
     for commands, word in ((ON, "on"), (OFF, "off"), (ON, "on")):
         done(commands)
         settings = {"AFFINITYD_MODE": "node", "AFFINITYD": word}
-        assert config.read_file(f"{copy}") == settings  # of a name that is there twice the last
+        assert config.read_file(f"{copy}") == settings  # of a repeated name, the last
     conf.write_text(copy.read_text())
     assert [task.cpus for task in node_of_jobs.tasks(*TWO)] == THEIRS
     (query,) = re.findall(r"`(sinfo [^`]*)`", SECTION)

@@ -16,12 +16,12 @@ from tests.e2e.slurm.rig import HOST, Setup
 from tests.support.tiny import BOTH
 
 PLUGINS = ("task/none", "task/affinity", "task/cgroup", "task/affinity,task/cgroup")
-#: By id: a plugin, and whether jobs can open their own GPUs' files alone.
+#: By id: a plugin, and whether jobs can open only the files of their own GPUs.
 ROWS = {
     f"{plugin} {word}": Setup(task_plugin=plugin, constrain_devices=constrains)
     for plugin, (constrains, word) in product(PLUGINS, ((False, "open"), (True, "constrained")))
 }
-#: What the page recommends, and what is furthest from it; the others are the night's.
+#: What the page recommends, and what differs most from it; the others run nightly.
 EVERY_CHANGE = ("task/affinity,task/cgroup constrained", "task/none open")
 MODES = ("node", "unique-contiguous")
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
@@ -188,5 +188,5 @@ def test_steps_of_a_batch_script_have_their_own_cpus(row: tuple[Node, Setup]) ->
     assert sorted(cpus) == sorted(HOME[:2])
     assert has_slices(setup) or cpus == [GPU[2], GPU[3]]
     assert [task.variables["CPULIST"] for task in bound] == cpus
-    # The script's variables are not true of what was not pinned.
+    # A step that is not pinned must not have the script's variables.
     assert [dict(task.variables) for task in without] == [{}] * 2

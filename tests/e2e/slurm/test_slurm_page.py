@@ -20,7 +20,7 @@ from tests.support.daemons import PATIENCE, Daemon, eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import BOTH, NEAR
 
-ROUNDS = 10  #: of jobs during upgrades: of those that copy into the folder, a few get in the way
+ROUNDS = 10  #: of jobs during upgrades; copying into the folder would make a few of them fail
 
 
 def block(has: str) -> str:
@@ -55,7 +55,7 @@ def node(kind: str, daemon: Daemon, lines: str) -> Iterator[Slurm]:
 
 @pytest.fixture(scope="module")
 def nodes(tiny_daemon: Daemon) -> Iterator[Mapping[str, Slurm]]:
-    """Run one of each, with the scripts; slurm.conf names them."""
+    """Run one node of each kind, with the scripts; slurm.conf names the scripts."""
     with ExitStack() as stack:
         made = {kind: stack.enter_context(node(kind, tiny_daemon, LINES)) for kind in GPUS}
         for cluster in made.values():

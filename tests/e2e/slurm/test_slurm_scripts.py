@@ -229,12 +229,12 @@ ln -s {} /run/bin/affinityd
 mount -t overlay -o lowerdir=/run/bin:/usr/bin overlay /usr/bin
 """
 INSTALLED = Path(sys.executable).with_name("affinityd")
-#: A busy machine is slow; what is held here is the answer.
+#: Removes the time limit: a busy machine is slow, and these tests check the answer.
 PATIENT = """\
 printf '#!/bin/sh\\nshift 3\\nexec "$@"\\n' >/run/bin/timeout
 chmod 755 /run/bin/timeout
 """
-#: The daemon's folder; beside its usual socket no replayed machine counts, as this one is.
+#: Another folder for the daemon: at the usual path a replayed machine, like this, is ignored.
 FOLDER = "mkdir /run/other\nmount --bind /run/affinityd /run/other\n"
 OTHER = "/run/other/affinityd.sock"
 NONE = left(f"no daemon answers at {OTHER}, and no node.json is beside it")
@@ -322,7 +322,7 @@ def test_only_mps_daemons_of_root_or_of_the_user_make_an_index_uncertain(
 def test_a_note_that_is_malformed_or_names_other_gpus_is_ignored(
     node: Node, daemon: Daemon, text: str
 ) -> None:
-    """Its order may be another than gres.conf's; in a unique mode only it keeps tasks apart."""
+    """Its order may differ from gres.conf's; in a unique mode only the note keeps tasks apart."""
     note(daemon, text)
     assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
     unique, _ = task_prolog(node, {**FAR_GPU, **TWO_TASKS, "AFFINITYD_MODE": "exclusive"})
@@ -380,7 +380,7 @@ def test_a_prolog_linked_into_a_folder_of_prologs_finds_the_daemon(node: Node) -
     assert (done.status, done.stderr) == (0, "")
 
 
-#: A logger that fails, as where no syslog runs.
+#: A logger that fails, as it does without syslog.
 NO_LOGGER = "mount --bind /bin/false /usr/bin/logger\n"
 
 
@@ -420,18 +420,18 @@ def test_a_prolog_without_a_job_changes_nothing(job: str) -> None:
     assert (done.status, done.lines) == (0, [line])
 
 
-# What task_prolog.sh asks, by what Slurm and the device files tell it; no Slurm needs to run.
+# The request of task_prolog.sh for given variables and device files; no Slurm needs to run.
 
 NVIDIA = "nvidiactl nvidia0 nvidia1 nvidia-uvm dri/renderD128"
 AMD = "kfd dri/renderD128 dri/renderD129 dri/card0"
 GAUDI = "accel/accel2 accel/accel3"
-#: But for MPS, whose daemon is not there.
+#: Without those of MPS, since no MPS daemon runs.
 LISTS = dict.fromkeys({*VISIBLE_NAMES, *OF_NUMBERS} - {MPS_PIPE, MPS_LIST}, "0")
 STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "4,5", "SLURM_LOCALID": "1"}
 MASKS = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x1,0x2"}
 ODD = {"CUDA_VISIBLE_DEVICES": "MIG-1a/2 &visible=3#\n4", "SLURM_NTASKS": "$(id)"}
 
-#: By what it depends on: device files, variables, and what is said of the files.
+#: What the request depends on → device files, variables, and the `granted` of the request.
 ASKED: dict[str, tuple[str, Mapping[str, str], str | None]] = {
     "NVIDIA: the files that can be opened": (NVIDIA, FAR_GPU, "minor:0,minor:1"),
     "NVIDIA without one: another GPU's is nothing": ("nvidiactl dri/renderD128", FAR_GPU, None),
@@ -506,7 +506,7 @@ def test_an_epilog_removes_the_note_of_its_job() -> None:
     assert without_gpus("epilog.sh", {}, f"mkdir {notes}; : >{notes}/1\n") == f"left {notes}\n"
 
 
-# What task_prolog.sh makes of whatever it is answered, in whichever environment and sh.
+# What task_prolog.sh does with any answer, in any environment and sh.
 
 GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 MUCH = 10 * 1024 * 1024  #: bytes
@@ -532,7 +532,7 @@ def dribbling(connection: socket.socket, over: threading.Event) -> None:
             return
 
 
-#: What listens, by what is said of it.
+#: Fault → the server that listens, and the reason that the task is told.
 FAULTS: dict[str, tuple[Behaviour | None, str]] = {
     "there is none": (None, f"no daemon answers at {SOCKET}"),
     "it hangs": (hanging, LATE),
@@ -595,7 +595,7 @@ OWN_NAMES = {*re.findall(r"\b([a-z_]+)=", SCRIPT), "curl", "taskset", "proc"}
 TOLD = ("CPULIST", "LOCALITY", "ALLOWED", "JOB_GPUS", "WARNINGS", "UNPINNED", "RDMA", "GPUS")
 LIBRARIES = ("OPENSSL_CONF", "SSLKEYLOGFILE", "GNUTLS_SYSTEM_PRIORITY_FILE")
 
-#: A user's environment, where some files are in a folder.
+#: A user's environment; some of its files are in a folder.
 ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
     "tools of its own": lambda folder: {"PATH": f"{folder}:/usr/bin:/bin"},
     "no PATH": lambda _: {"PATH": "/nonexistent"},

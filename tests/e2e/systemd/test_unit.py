@@ -27,14 +27,14 @@ from tests.support.tiny import printed, ran, tiny_tree
 
 UNIT = REPOSITORY / "deploy" / "systemd" / "affinityd.service"
 SYSTEMD = Path("/lib/systemd/systemd")
-#: The second version's hierarchy: the only one, or beside those of the first.
+#: The hierarchy of cgroup v2: the only one, or beside those of v1.
 HIERARCHIES = [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")]
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not SYSTEMD.exists(), reason="only root can run a manager of its own"
 )
 
-#: $0: the folder, $1: the cgroup's, $2: what is run. It runs only where /run/systemd/system is.
+#: $0: the folder, $1: the cgroup's folder, $2: a script. systemd needs /run/systemd/system.
 ENTER = 'echo $$ >"$1/cgroup.procs" && exec unshare --cgroup --mount sh -ec "$2" "$0"'
 MANAGE = f"""
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -43,7 +43,7 @@ mkdir -p /run/systemd/system
 exec {SYSTEMD} --user --unit={UNIT.name}
 """
 
-#: What a test's unit has otherwise: this checkout and this Python, which may lie in /tmp or a home.
+#: Other settings of a test's unit: the checkout and Python may lie in /tmp or a home.
 HERE = f"""\
 [Service]
 PrivateTmp=no
@@ -125,9 +125,9 @@ def test_the_unit_s_security_exposure_is_limited(tmp_path: Path) -> None:
     printed(*security, "--threshold=21", unit)
 
 
-# What the daemon does not survive: a real systemd starts it again.
+# Faults that end the daemon: a real systemd starts it again.
 
-#: As in the unit, which the tests' own manager runs without otherwise; but sooner.
+#: The unit's restarts, but sooner; other tests switch them off.
 RESTARTS = "[Service]\nRestart=always\nRestartSec=100ms\nEnvironment=AFFINITYD_LISTEN={}\n"
 
 
@@ -190,7 +190,7 @@ def test_a_wrong_setting_causes_no_restart(tmp_path: Path) -> None:
         assert "'9465' is not HOST:PORT" in line
 
 
-#: The daemon, which hangs once it gets a signal: its loop runs no more.
+#: Runs the daemon, whose event loop hangs after a signal.
 SERVE = """
 import signal, sys, time
 from affinityd.cli import entry
@@ -208,7 +208,7 @@ def test_systemd_kills_a_daemon_that_hangs(tmp_path: Path) -> None:
     with started(tmp_path, str(program), soon) as daemon:
         eventually(lambda: is_ready(daemon), "the daemon is ready")
         pid = main_pid(daemon)
-        time.sleep(6)  # in which one that does not say that it runs would be ended
+        time.sleep(6)  # longer than a daemon may stay silent
         assert pid is not None
         assert main_pid(daemon) == pid
         os.kill(pid, signal.SIGUSR1)

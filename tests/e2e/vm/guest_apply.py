@@ -85,7 +85,7 @@ def main() -> Document:
     report["shrinking"] = shrinking()
     stage("ranks, by node.json")
     daemon.stop()
-    last = inside.addresses()[-1]  # of which node.json goes on to tell
+    last = inside.addresses()[-1]  # node.json still has this GPU
     (inside.PCI_FOLDER / last / "remove").write_text("1")
     report["ranks"]["node.json"] = ranks("node.json")
     return report
@@ -133,8 +133,8 @@ def place(ended: Ended) -> dict[str, str]:
     status, _, environ = ended["stdout"].rpartition("\n")
     mask = re.findall(r"^Cpus_allowed_list:\t(.*)$", status, re.MULTILINE)
     variables = dict(re.findall(r"(?:^|\0)AFFINITYD_(\w+)=([^\0]*)", environ))
-    variables.pop("PINNED_FOR", None)  # it names the task, which the test does
-    variables.pop("TIMEOUT", None)  # which it was given
+    variables.pop("PINNED_FOR", None)  # it repeats the test's own variables
+    variables.pop("TIMEOUT", None)  # set by the test
     return {"mask": "".join(mask), **variables, "said": ended["stderr"]}
 
 

@@ -106,7 +106,7 @@ def counted(name: str, *, failing: bool = False) -> Document:
         holders.is_silent = False
         scans.append(auditor.scan(topology))
         truth = by_kernel(child.pid)
-        truth["throttled"] -= throttled  # of a cgroup it counts from its first look on
+        truth["throttled"] -= throttled  # the auditor counts from its first look at the cgroup on
     return {"counted": by_auditor(scans, gpu, child.pid), "truth": truth, "scans": len(scans)}
 
 

@@ -28,9 +28,9 @@ from tests.support.daemons import Daemon, eventually
 
 ROOT = Path("/", RELEASE)
 IMAGE = "localhost/busybox:tests"
-NODE = Path("/checkout/tests/e2e/vm/node")  #: what its root has beside Debian's
+NODE = Path("/checkout/tests/e2e/vm/node")  #: files of its root that are not Debian's
 SLEEPS = ["/bin/busybox", "sleep", "100000"]
-API = ("10.0.2.2", 8001)  #: where QEMU shows what control_plane.sh has
+API = ("10.0.2.2", 8001)  #: where QEMU shows control_plane.sh's API server
 PODS = "/api/v1/namespaces/default/pods"
 GPUS = (0, 1, 4)  #: that kubelet knows, so that three pods have them all: two are on node 1
 NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/devices.txt
@@ -174,7 +174,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Node:
-    """Another Debian in the machine, by its systemd."""
+    """Another Debian in the machine, with its own systemd."""
 
     systemd: int  #: its pid
 
@@ -211,7 +211,7 @@ class Node:
             finally:
                 plugin.terminate()
         self.run("systemctl", "stop", "kubelet")
-        api("DELETE", "/api/v1/nodes/vm")  # else the next one's GPUs seem to be there
+        api("DELETE", "/api/v1/nodes/vm")  # else the next node's GPUs seem to exist already
 
     def start(self, name: str, *, beside: str = "", manifest: str = "pod.json") -> None:
         """Start a pod with a GPU; `beside`: it is to get this one beside its spec."""
@@ -255,7 +255,7 @@ class Node:
         daemon.stop()
 
     def look(self, daemon: Daemon, *names: str) -> Document:
-        """Return what each pod is like, and what the daemon says."""
+        """Return the facts of each pod, and the daemon's output."""
         seen: Document = {name: self.program(name).look() for name in names}
         metrics = daemon.get("/metrics").text
         states = re.findall(r'nri_containers\{.*state="(\w+)"\} ([1-9])', metrics)

@@ -40,7 +40,7 @@ KINDS = {
     "swapped": "1=16,3=16",
     "watched": "1=40,3=64",
 }
-#: Whether the kernel watches which CPUs use a page; Linux 6.1 then tells no node of some.
+#: Whether the kernel watches which CPUs use a page; Linux 6.1 then hides the node of some pages.
 BALANCING = Path("/proc/sys/kernel/numa_balancing")
 
 

@@ -64,7 +64,7 @@ def main() -> Document:
             task_plugin="task/affinity,task/cgroup",
             constrain_devices=True,
             conf=[
-                "MessageTimeout=100",  # they take long where an emulated CPU has little time
+                "MessageTimeout=100",  # an emulated CPU is slow
                 f"Prolog={INSTALLED}/prolog.sh",
                 f"TaskProlog={INSTALLED}/prolog",
             ],

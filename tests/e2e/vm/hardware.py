@@ -11,7 +11,7 @@ CPUS_PER_NODE = 4
 CPUS = NODES * CPUS_PER_NODE
 MEMORY_NODE = NODES  #: has no CPUs
 BARE_NODE = 5  #: has no memory
-MEMORY_MB = 512  #: of each other node; the root, and what runs, takes 250 of one, whichever it is
+MEMORY_MB = 512  #: of each other node; the root and the programs take 250 of some node
 
 #: The node of each host bridge, in PCI bus order: as odd as a DGX A100's.
 BRIDGES = (3, 1, 7, 5)

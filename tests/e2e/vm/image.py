@@ -31,7 +31,7 @@ def image() -> Path:
     folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever else wants it waits for this one
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other makers wait for this one
         if not folder.exists():
             _make(folder, required)
     return folder

@@ -13,7 +13,7 @@ from typing import Any
 from affinityd.cpuset import format_list
 from tests.support.daemons import eventually
 
-SOCKET = Path("/run/affinityd/affinityd.sock")  # the default; the daemon is told nothing
+SOCKET = Path("/run/affinityd/affinityd.sock")  # the daemon's default
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 PCI_FOLDER = Path("/sys/bus/pci/devices")
 GROUPS = Path("/sys/fs/cgroup")

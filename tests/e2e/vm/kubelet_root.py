@@ -16,12 +16,12 @@ PACKAGES = (
     *("busybox-static", "mount", "bpftool"),
 )
 
-#: What runs QEMU in a network where the API server is, and ends all with it.
+#: Runs QEMU in a network with the API server, and ends both at its end.
 CONTROL_PLANE = (
     *("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--pid", "--fork", "--kill-child"),
     os.fspath(REPOSITORY / "tests/e2e/vm/control_plane.sh"),
 )
-#: The guest's part of it, in QEMU's options.
+#: The guest's side of that network, as QEMU's options.
 NETWORK = ("-netdev", "user,id=net", "-device", "e1000,bus=pcie.0,netdev=net,romfile=")
 
 

@@ -32,16 +32,16 @@ CARRIED = (
     "tests/e2e/kubernetes/kubelet_plugins.py",
 )
 
-#: What it does without of another Debian.
+#: Files of another Debian that the guest does not need.
 UNUSED = (
     *("./usr/share", "./var/lib/dpkg", "./usr/lib/python3*", "./usr/bin/python3*"),
     *("./usr/bin/etcd*", "./usr/bin/kubectl"),
 )
 
-#: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
+#: A possible CPU that is offline until a test wants it online: one thread of the last core.
 OFFLINE_AT_BOOT = hardware.CPUS - 1
 
-#: Where this machine is busy, the emulated timer seems to be broken to who checks it.
+#: Without the kernel's check of the timer: on a busy machine an emulated timer seems broken.
 KERNEL_PARAMETERS = (
     f"console=ttyS0 quiet panic=-1 maxcpus={OFFLINE_AT_BOOT} mitigations=off random.trust_cpu=on "
     "no_timer_check"

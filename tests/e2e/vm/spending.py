@@ -25,7 +25,7 @@ def last(end: float, cpu: int | None) -> None:
         os.sched_setaffinity(threading.get_native_id(), {cpu})
     while time.monotonic() < end:
         compute(SHORT)
-    IS_OVER.wait()  # the kernel goes on to tell what it did
+    IS_OVER.wait()  # the kernel keeps its counters meanwhile
 
 
 def start_threads(end: float) -> None:

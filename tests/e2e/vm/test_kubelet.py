@@ -51,7 +51,7 @@ def test_pods_run_near_their_gpus(seen: Document) -> None:
 def test_a_resized_pod_is_placed_again_and_a_limit_is_seen_outside_its_namespace(
     seen: Document,
 ) -> None:
-    """16 CPUs are near, and `exec` takes a thread a core of these: 8."""
+    """16 CPUs are near; `exec` sets one thread for each of their 8 cores."""
     assert seen["threads of 4"] == {"status": 0, "stdout": f"{near(seen)} 4\n", "stderr": ""}
     assert seen["resized"]["one"]["cpus"] == "0-31"
     assert seen["resized"]["one"]["opens"] == "ENXIO"

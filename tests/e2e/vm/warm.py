@@ -100,7 +100,7 @@ def _forked(run: Callable[[], object]) -> int:
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
-        except BaseException:  # noqa: BLE001 - whatever it is, it is told
+        except BaseException:  # noqa: BLE001 - any error is reported
             traceback.print_exc()
         finally:
             os._exit(status)
@@ -111,7 +111,7 @@ def _become(
     words: Sequence[str], env: Mapping[str, str], group: Path | None, outputs: Sequence[IO[bytes]]
 ) -> None:
     if group is not None:
-        (group / "cgroup.procs").write_text("0")  # whoever writes it
+        (group / "cgroup.procs").write_text("0")  # 0: this process
     for target, output in enumerate(outputs, start=1):
         os.dup2(output.fileno(), target)
     os.environ.update(env)

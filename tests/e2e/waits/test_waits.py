@@ -23,16 +23,16 @@ from tests.support.children import program
 from tests.support.daemons import PATIENCE
 from tests.support.machines.by_hand import made
 
-#: Computes until its parent ends: that of some is a shell, which no test ends.
+#: Computes until its parent ends; some parents are shells, which no test ends.
 BUSY = """
 import ctypes
 ctypes.CDLL(None).prctl(1, 9)
 print('ready', flush=True)
 while True: pass
 """
-#: Of no kin: siblings count as one job.
+#: Starts a program that is no sibling of the test's programs: siblings count as one job.
 ANOTHER = ("sh", "-c", '"$@" & wait', "sh")
-#: Nothing is asked about its GPU.
+#: A machine whose GPU does not matter.
 GPU_NODE = made({0: "0-1"}, gpus=[0])
 OTHER_USER = (*ANOTHER, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 SECONDS = 4
@@ -136,7 +136,7 @@ def test_a_scan_names_the_neighbor_once_it_has_seen_it_run() -> None:
             time.sleep(2)
     first, second, _, last = scans
     assert first.waits == {}
-    assert second.waits[rank.pid].cause is None  # others are looked at from now on
+    assert second.waits[rank.pid].cause is None  # the neighbor is measured from now on
     assert last.waits[rank.pid].cause == "neighbor"
     waited = [scan.waits[rank.pid].waited or 0.0 for scan in scans[1:]]
     assert waited[-1] > 0.3 * last.waits[rank.pid].seconds

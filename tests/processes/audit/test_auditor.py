@@ -83,7 +83,7 @@ def test_at_each_scan_a_process_is_judged_by_its_current_mask_and_machine(far: i
     assert [placed(it) for it in scans] == [*expected]
     assert [it.since for it in scans] == [{GPU: first.time}, {}, {GPU: third.time}]
     assert first.near == {GPU: frozenset({1, 1023}), OTHER: frozenset({0, 1022})}
-    narrow = made({0: "0", 1: "1"}, gpus=[1])  # where its mask is all that there is
+    narrow = made({0: "0", 1: "1"}, gpus=[1])  # a machine that has only the mask's CPUs
     os.sched_setaffinity(far, {0, 1})
     assert placed(auditor.scan(narrow)) == [("unpinned", "unpinned")]
 
@@ -127,7 +127,7 @@ def test_counters_history_and_start_times_follow_a_gpu_whose_index_changes() -> 
     assert after.since == {OTHER: before.since[GPU]}
 
 
-#: A server with helpers that starts an engine, and prints its pid; the engine may have a group.
+#: A server with helpers starts an engine, prints its pid, and may give it a process group.
 SERVER = """
 import os, sys
 mask, helpers, has_group = map(eval, sys.argv[1:])
@@ -152,10 +152,10 @@ os.read(0, 1)
     [
         (FAR, 1, False, {}, True),
         (NEAR, 1, False, {}, False),
-        (ALL, 1, False, {}, False),  # that is another mask: to move both would take force
+        (ALL, 1, False, {}, False),  # its mask differs: to move both would need --force
         (FAR, 2, False, {}, False),  # they may be ranks of other GPUs, or a pool of its own
         (FAR, 1, True, {}, False),  # as a shell's or a notebook server's child
-        (FAR, 1, False, {OTHER: "NVML: timeout"}, False),  # the helper may use that
+        (FAR, 1, False, {OTHER: "NVML: timeout"}, False),  # the helper may use that GPU
     ],
 )
 def test_the_remedy_of_a_far_engine_also_moves_its_far_server(

@@ -23,7 +23,7 @@ from tests.support.machines.sysfs_tree import put
 OTHER = ("nvidia", 1)
 ABSENT = 10**7  #: above any kernel's pid_max
 
-#: As many threads, and as many children of one that is not the main one; each child has a child.
+#: Starts some threads, and some children of a thread that is not the main one; each has a child.
 FAMILY = """
 import os, sys, threading
 born, end = threading.Semaphore(0), threading.Event()
@@ -88,7 +88,7 @@ def test_descendants_follow_their_holder_parents_first_and_have_all_of_its_gpus(
     assert [facts.holder for facts in found] == [None, *[child.pid] * 4]
     assert [facts.holding is None for facts in found] == [False, *[True] * 4]
     assert {facts.gpus for facts in found} == {(OTHER, GPU)}
-    # There are thousands of threads and few masks: what is equal is one object.
+    # There are thousands of threads and few masks: equal masks are one object.
     assert len({id(thread.mask) for facts in more for thread in facts.threads}) == 1
     assert len({id(facts.cgroups) for facts in more}) == 1
 
@@ -109,7 +109,7 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_for_itself_and_its_children() ->
 def test_ended_processes_are_unseen_and_later_ones_with_their_pid_are_no_holders() -> None:
     gone = walk(ABSENT)
     assert (list(gone), gone.unseen) == ([], [Holding(ABSENT, GPU)])
-    assert os.getpid() not in pids(gathered(os.getppid()))  # which asks
+    assert os.getpid() not in pids(gathered(os.getppid()))  # it scans
     with sleeping() as child:
         stat = present(child.pid)
         for seconds, found in ((-1, []), (1, [child.pid])):

@@ -96,7 +96,7 @@ ctypes.CDLL("libgomp.so.1").GOMP_parallel(work, None, 2, 0)
         ({}, "None"),
         ({"OMP_PROC_BIND": "close"}, BY_OPENMP),
         ({"OMP_PLACES": "threads", "OMP_PROC_BIND": "false"}, "None"),
-        ({"GOMP_CPU_AFFINITY": f"{CPU}"}, "None"),  # all threads, as another's mask would be
+        ({"GOMP_CPU_AFFINITY": f"{CPU}"}, "None"),  # the variable sets all threads alike
     ],
 )
 def test_an_openmp_runtime_is_named(

@@ -12,7 +12,7 @@ NEAR = vicinity(topology := made({0: "0-3", 1: "4-7"}, gpus=[0]), topology.gpus)
 
 
 def test_processes_are_sampled_in_turns_and_the_sizes_of_the_others_are_known() -> None:
-    meter = MemoryMeter(-1.0)  # for one of them at each scan
+    meter = MemoryMeter(-1.0)  # time for one process in each scan
     with sleeping() as first, sleeping() as second:
         starts = {it.pid: stat.start for it in (first, second) if (stat := stat_of(it.pid))}
         processes = dict.fromkeys(starts.items(), (NEAR, LOCAL))

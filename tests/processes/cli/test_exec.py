@@ -103,7 +103,7 @@ def test_a_launcher_is_told_the_right_order_and_its_ranks_inherit_no_locality(
     done = exec_("--fail-closed", "--", *command, env=here)
     assert done.stdout == f"{0 if order else 1}\nCpus_allowed_list:\t{BOTH}\n"
     assert (order or SPREAD) in done.stderr
-    one = exec_("--gpus=1", "--", *command, env=here)  # all ranks use the GPU that it is near
+    one = exec_("--gpus=1", "--", *command, env=here)  # all ranks use one GPU: no order helps
     assert one.stdout == f"1\nCpus_allowed_list:\t{FAR}\n"
 
 
@@ -272,7 +272,7 @@ def test_a_memory_policy_applies_or_a_line_says_that_it_was_refused(
     assert all(line.startswith("affinityd exec: memory: ") for line in done.lines)
 
 
-# What is in the way.
+# Faults that must not stop the command.
 
 
 LATE = "no plan within 0.006 s of the start; a larger timeout allows more time; the "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-#: The same process, becoming a command by way of us and by way of env(1).
+#: The words by which a process becomes a command: with affinityd, and with env(1).
 OURS = (sys.executable, "-m", "affinityd", "exec", "--")
 ENV = (shutil.which("env") or "env",)
 
@@ -100,7 +100,7 @@ def test_a_command_behaves_as_under_env(
     for way in (OURS, ENV):
         ended = run(way, *command, state=state, env=env)
         listed = folder / "files"
-        # A pipe is another one each time, and a shell's own number is its own.
+        # Each run has another pipe, and a shell with another pid.
         files = re.sub(r"/proc/\d+/|:\S+", "", listed.read_text() if listed.exists() else "")
         seen.append((ended, files))
     assert seen[0] == seen[1]

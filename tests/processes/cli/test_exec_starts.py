@@ -12,7 +12,7 @@ import pytest
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import BOTH, FAR, LOOK, PROGRAM, Ended, ran, tiny_tree
 
-#: Prints the modules of ours that a process has imported which planned by itself.
+#: Prints affinityd's modules that a process imports to plan by itself.
 IMPORTED = """
 import sys, time
 from affinityd.cli import entry
@@ -133,7 +133,7 @@ ERRORS = ("EIO", "ENOMEM", "EPERM", "EAGAIN")
 MASK_AND_SEVEN = ("--", "sh", "-c", "grep Cpus_allowed_list /proc/$$/status; exit 7")
 
 
-def test_unreadable_files_leave_the_mask_or_a_near_one(
+def test_with_unreadable_files_the_mask_stays_or_becomes_near(
     installed: Installed, tmp_path: Path
 ) -> None:
     settings, trace = tmp_path / "settings", tmp_path / "trace"
@@ -148,7 +148,7 @@ def test_unreadable_files_leave_the_mask_or_a_near_one(
     assert {f"{machine}/sys/devices/system/node/node1/cpulist", str(settings), "/dev"} <= {*paths}
     for number, path in enumerate(paths):
         error = ERRORS[number % len(ERRORS)]
-        twin = path.replace("cpulist", "cpumap")  # of which the kernel has both
+        twin = path.replace("cpulist", "cpumap")  # the kernel has the same set in both
         fault = ("-P", path, "-P", twin, "-e", f"inject={CALLS}:error={error}")
         done = ran("strace", "-fqq", "-o", trace, *fault, *start, env=env)
         cpus = done.stdout.partition(":")[2].strip()

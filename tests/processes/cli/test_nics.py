@@ -28,7 +28,7 @@ NICS = tuple(
     )
     for node in (0, 1)
 )
-#: Which device's file is here.
+#: The device files that exist here.
 FILES = ("uverbs0", "uverbs1")
 REPLAYED = "planned on a replayed machine"  #: in the line about AFFINITYD_ROOT
 PRINT = (

@@ -21,7 +21,7 @@ from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, refused, use_smal
 
 Capture = pytest.CaptureFixture[str]
 
-#: A thread more, which has pinned itself to CPU 0; and a child.
+#: One more thread, which has pinned itself to CPU 0; and a child.
 FAMILY = """
 import os, sys, threading
 def work():
@@ -34,8 +34,8 @@ if os.fork() == 0:
 threading.Thread(target=work).start()
 """
 
-#: The command, run by another user than root; rehearsed, so that all is imported by root, who
-#: alone may be able to read it.
+#: Runs the command as a user other than root. Root runs it once before, to import all modules:
+#: they may be readable for root only.
 AS_ANOTHER = """
 import contextlib, io, os, sys
 from affinityd.cli import main
@@ -66,7 +66,7 @@ def test_a_process_pinned_to_isolated_cpus_is_reported(
     with sleeping() as child:
         os.sched_setaffinity(child.pid, FAR)
         said = []
-        for _ in range(2):  # the second time it is there
+        for _ in range(2):  # the second pin changes nothing
             assert main(["pin", "--cpus", "1", f"{child.pid}"]) == 0
             said.append(capsys.readouterr().err.partition(";")[0])
     assert said == ["affinityd pin: isolated (isolcpus=): CPU 1", ""]
@@ -262,7 +262,7 @@ def test_outside_a_slurm_job_a_warning_says_that_its_gpu_numbers_may_differ(
 
     with cpuset() as folder:
         assert "run this within its job (srun --overlap --jobid 77)" in said_of("0", folder=folder)
-        assert said_of("1", folder=folder) == ""  # whose number is not counted from 0
-        assert said_of("0,1", folder=folder) == ""  # all that the node has
+        assert said_of("1", folder=folder) == ""  # not counted from 0
+        assert said_of("0,1", folder=folder) == ""  # all GPUs of the node
         assert said_of("0", "--granted", "0", folder=folder) == ""
     assert said_of("0") == ""

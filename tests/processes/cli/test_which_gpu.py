@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devic
 DRIVERS = {"nvidia": "nvidiactl", "amd": "kfd", "huawei": "davinci_manager"}
 FILES = {"minor": "nvidia", "davinci": "davinci", "accel": "accel/accel", "drm": "dri/renderD"}
 VENDORS = {"amd": "0x1002", "8086": "0x8086", "1da3": "0x1da3"}
-RANKS = ("1", "alone")  #: of numberings.tsv; all others have the same ways to their GPUs
+RANKS = ("1", "alone")  #: of numberings.tsv; the other ranks find their GPUs in the same ways
 MPS = "AFFINITYD_MPS_DEVICES"
 
 #: Runs commands by a list of [device files, words, environment], with a /dev of these files.
@@ -204,7 +204,7 @@ def test_exec_and_run_find_the_right_gpu_in_each_numbering(machine: str, tmp_pat
 # Launchers.
 
 #: Print a line for each environment of a list: the CPUs of a process that binds itself, and the
-#: GPUs that are found for another one.
+#: GPUs that are found for another process.
 BIND = """
 import json, os, sys, affinityd
 from affinityd.cpuset import format_list

@@ -72,7 +72,7 @@ input()
         ({}, "an unknown program"),
     ],
 )
-def test_what_bound_threads_to_one_of_several_cpus_is_named(
+def test_the_binder_of_threads_to_one_of_several_cpus_is_named(
     capsys: Capture, env: dict[str, str], bound_by: str
 ) -> None:
     with program(LASTING, env=env, before=["taskset", "-c", "0"]) as child:

@@ -30,7 +30,7 @@ ASK = (
     "process = ProcessContext.of_self();"
     "print(json.dumps(process.query(json.loads(sys.argv[1]), process.mask)))"
 )
-#: Sets the mask of a thread of its, once it is in its cgroup, and prints what came of it.
+#: Joins a cgroup, sets the mask of one of its threads, and prints the result.
 PIN = """
 import os, sys, threading
 from affinityd.client import apply
@@ -68,7 +68,7 @@ def pinned(cpus: str, before: Sequence[str] = ()) -> list[str]:
     return run(PIN, cpus, {}, before).splitlines()
 
 
-#: What is asked by every process here that nothing else is known of.
+#: The query of a process here of which nothing else is known.
 HERE = {"cpuset": ALL, **({"granted": it} if (it := granted_gpus()) else {})}
 RANK = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 ON_FIRST = ("taskset", "-c", FIRST)
@@ -128,7 +128,7 @@ def test_a_mask_is_cut_to_the_cpuset_or_refused() -> None:
         assert pinned(str(CPUS[1]), enter)[0] == f"CPUs {CPUS[1]} {REFUSED}"
 
 
-#: Has its cpuset grow, in a cgroup, after the mask was set that it has.
+#: In a cgroup: sets the mask that it already has, then lets its cpuset grow.
 GROWS = f"""
 import os, pathlib, sys
 from affinityd.client import apply

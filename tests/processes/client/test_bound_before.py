@@ -89,7 +89,7 @@ def test_a_kept_pin_is_shown_with_verbose_and_counts_as_a_binding(
 
 @needs_cpuset
 @pytest.mark.parametrize(
-    ("gpus", "cpus"), [("0", NEAR), ("1", NEAR)], ids=["near is all of it", "all of it is far"]
+    ("gpus", "cpus"), [("0", NEAR), ("1", NEAR)], ids=["the whole mask is near", "it is far"]
 )
 def test_a_mask_that_is_not_narrowed_follows_its_cpuset(
     here: Mapping[str, str], gpus: str, cpus: str
@@ -144,11 +144,11 @@ SHARED = "2 threads of a library, which counted the CPUs before, share 1 CPU now
 @pytest.mark.parametrize(
     ("env", "has_team", "call", "main", "team", "line"),
     [
-        # What a launcher may have given the rank is gone: the threads stay on all of it.
+        # The mask from the launcher is not known any more: the threads stay where they are.
         ({**CLOSE, **MPIRUN}, True, "affinityd.bind()", ON_NEAR, [ON_NEAR, ON_FAR], FIRST_REGION),
         ({**CLOSE, **MPIRUN}, False, "affinityd.bind()", ON_NEAR, [ON_NEAR, ON_FAR], FIRST_REGION),
         ({**CLOSE, **MPIRUN}, False, "affinityd.set_affinity(1, 2)", ON_NEAR, None, FIRST_REGION),
-        # No other has bound it: the main thread goes where its GPU is.
+        # No launcher has bound the rank: the main thread moves near its GPU.
         ({**CLOSE, **TORCHRUN}, True, "affinityd.bind()", ON_FAR, [ON_FAR, ON_FAR], None),
         ({**CLOSE, **TORCHRUN}, False, "affinityd.set_affinity(1, 2)", ON_FAR, None, None),
         (CLOSE, True, "affinityd.bind(gpus=0)", ON_NEAR, [ON_NEAR, ON_FAR], KEPT_THREAD),

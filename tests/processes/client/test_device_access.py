@@ -23,7 +23,7 @@ needs_cgroup = pytest.mark.skipif(
     not os.access(DEVICES, os.W_OK), reason="no cgroup v1 devices to write to"
 )
 
-#: Looks as root, and as a user that is in no group of theirs.
+#: Looks as root, and as a user outside the files' groups.
 LOOK = """
 import os
 from affinityd.client.process import granted_gpus
@@ -125,7 +125,7 @@ def test_an_mps_client_s_indices_count_within_the_daemon_s_list(tmp_path: Path) 
             process.kill()
 
 
-def test_unreadable_device_files_mean_none_for_nvidia_and_unknown_for_amd(tmp_path: Path) -> None:
+def test_unreadable_device_files_mean_no_nvidia_gpu_and_unknown_amd_gpus(tmp_path: Path) -> None:
     """AMD's may be closed only because the user is not in their group."""
     render(tmp_path, 128, mode=0o660)
     assert granted(tmp_path) == ["drm:128", "None"]

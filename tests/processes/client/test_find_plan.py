@@ -32,7 +32,7 @@ from tests.support.machines.facts import machine
 from tests.support.servers import Behaviour, answering, hanging, http, serving
 from tests.support.tables import words
 
-TIMEOUT = 0.3  #: seconds that a client has where nothing is answered
+TIMEOUT = 0.3  #: seconds after which a client gives up
 
 PLAN = b"AFFINITYD_CPULIST=0\n"
 
@@ -69,7 +69,7 @@ def test_without_a_listener_there_is_no_daemon(tmp_path: Path, path: str, reason
     assert str(error).endswith(reason)
 
 
-# What is slow.
+# Slow servers.
 
 
 def trickle(connection: socket.socket, over: threading.Event) -> None:
@@ -96,7 +96,7 @@ def test_a_slow_server_is_abandoned_at_the_deadline(
     assert told == f"the daemon at {path} did not answer in time"
 
 
-# What is no daemon.
+# Servers that are no daemon.
 
 
 def endless(connection: socket.socket, over: threading.Event) -> None:
@@ -106,7 +106,7 @@ def endless(connection: socket.socket, over: threading.Event) -> None:
         connection.sendall(b"a: " + b"a" * 2**20)
 
 
-#: What is no answer of a daemon's.
+#: Answers that no daemon gives.
 NO_DAEMON = [
     *(b"", b"\xff\0" * 999, b"220 mail ESMTP\r\n", b"HTTP/1.1 \r\n\r\n"),
     *(b"HTTP/1.1 2\xb20 OK\r\n\r\n", b"HTTP/1.1 2000 OK\r\ncontent-length: 0\r\n\r\n"),
@@ -241,7 +241,7 @@ def test_a_malformed_plan_is_a_value_error_of_one_line(line: str) -> None:
     assert str(caught.value).isprintable()
 
 
-# What says it.
+# The source of a plan: a daemon, or none.
 
 
 @pytest.mark.parametrize(

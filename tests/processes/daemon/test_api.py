@@ -202,5 +202,5 @@ def test_a_port_that_goes_down_and_a_new_device_change_the_next_plan(tmp_path: P
         eventually(lambda: named(daemon) == ["mlx5_0", "mlx5_1"], "and the first again")
         generation = json.loads(daemon.get("/topology").text)["generation"]
         assert generation >= 4  # more if a look falls between two files that are written here
-        kept = daemon.socket.parent / "node.json"  # which is written after plans are made on it
+        kept = daemon.socket.parent / "node.json"  # written after the new plans
         eventually(lambda: json.loads(kept.read_text())["generation"] == generation, "it is kept")

@@ -77,7 +77,7 @@ def test_warnings_and_exceptions_are_one_line_each_on_stdout(statement: str, mes
         assert message in (json.loads(done.stdout)["message"] if form == "json" else done.stdout)
 
 
-LONG = "x" * 1000  #: of such lines a pipe holds fewer than are queued: pipe(7)
+LONG = "x" * 1000  #: a pipe holds fewer such lines than the queue, pipe(7)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     yield reader, writer
     os.close(reader)  # lines fail now, and the thread goes on to its end
     for thread in {*threading.enumerate()} - others:
-        thread.join(PATIENCE)  # the number that it writes to will be another file's
+        thread.join(PATIENCE)  # its file descriptor will be reused
     os.close(writer)
 
 

@@ -35,7 +35,7 @@ from tests.support.tiny import BOTH, FAR, NEAR
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do so to processes")
 
 
-#: Connects, and executes the lines that it is told.
+#: Connects, and executes the lines that it reads.
 CONNECTED = """
 import os, socket, sys
 kept = socket.socket(socket.AF_UNIX)
@@ -107,7 +107,7 @@ def test_a_living_caller_has_its_current_mask_and_cpuset(
         assert caller_of(caller.peer) == known(NEAR, BOTH)
         (folder / "cpuset.cpus").write_text(FAR)
         assert caller_of(caller.peer) == known(FAR, FAR)
-        caller.process.kill()  # no cgroup goes that has a process
+        caller.process.kill()  # a cgroup with a process cannot be removed
         caller.process.wait()
 
 
@@ -129,7 +129,7 @@ def test_a_caller_that_has_ended_is_unidentified(caller: Asker, is_reaped: bool)
     assert caller_of(caller.peer) is None
 
 
-#: In a pid namespace of its own: who connected ends, and another process is given its number.
+#: In a pid namespace of its own: the caller ends, and another process gets its pid.
 REUSED = """
 import os, socket, sys, time
 from tests.processes.daemon.test_peers import caller_of, peer_of
@@ -160,7 +160,7 @@ print(second == first, before is not None, caller_of(peer))
 os.kill(second, 9)
 """
 
-#: As a user who may not look into its own cgroup's folder: asks itself.
+#: A caller whose user may not look into its own cgroup's folder.
 SHUT = """
 import socket
 from affinityd.daemon.api.peers import caller_of, peer_of
@@ -177,7 +177,7 @@ def test_a_process_with_a_reused_pid_is_not_taken_for_the_caller(
     assert said(REUSED, str(tmp_path / "s"), within=apart) == "True True None"
 
 
-#: As a user to whom /proc shows no other user's process: asks about root's.
+#: Becomes a user to whom /proc shows no other user's processes, and looks for root's.
 HIDDEN = """
 import os, socket, sys
 from tests.processes.daemon.test_peers import caller_of, peer_of

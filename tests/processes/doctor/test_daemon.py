@@ -32,7 +32,7 @@ MISSING = "systemctl enable --now affinityd"
 
 @contextmanager
 def public_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's are shut
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's are closed
         Path(name).chmod(0o755)
         yield Path(name)
 
@@ -77,7 +77,7 @@ def test_without_a_named_socket_root_s_daemon_is_checked(
 ) -> None:
     none, own, left = (folder / name / "affinityd.sock" for name in ("none", "own", "left"))
     left.parent.mkdir()
-    left.with_name("node.json").touch()  # jobs of this node reckon with a daemon
+    left.with_name("node.json").touch()  # jobs of this node expect a daemon
     found = f"ok: {daemon.socket} answers"
     for roots, users, expected in (
         (none, own, f"n/a: no daemon listens at {none} or {own}, and none is needed"),

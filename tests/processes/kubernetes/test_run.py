@@ -116,7 +116,7 @@ def test_every_variable_that_affects_a_plan_is_passed_on(pod: Pod, listener: Lis
 V2, QUOTA, PERIOD = "cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
 WEIGHT, SHARES = "cpu.weight", "cpu/cpu.shares"
 JOB, CHOSEN = "AFFINITYD_JOB_CPUS", "AFFINITYD_CPUS"
-NEAR, EIGHT_CPUS = "20-23", "20-23,32-35"  #: near GPU 2, and with the four others that there are
+NEAR, EIGHT_CPUS = "20-23", "20-23,32-35"  #: near GPU 2; and the four other CPUs, too
 TWO_RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 
 

@@ -166,7 +166,7 @@ def test_while_a_child_hangs_in_the_kernel_no_other_child_is_started(freezer: Pa
     assert run(lambda: b"done", within()) == b"done"
 
 
-# Programs that fork so: what becomes of them.
+# The end of programs that fork in this way.
 
 STUCK = """
 print("here", flush=True)

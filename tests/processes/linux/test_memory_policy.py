@@ -44,7 +44,7 @@ def child(code: str) -> list[object]:
     return told
 
 
-# What holds.
+# Policies that take effect.
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_every_mode_of_a_kernel_has_a_name(
     assert str(memory_policy.own_policy()) == policy
 
 
-# What does not.
+# Policies that are refused, or have no effect.
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ thread.start(); thread.join()"""
     ("refused", "code", "told"),
     [
         ('"set_mempolicy"', f"tell({BIND})", [["default", ON_0_NOT]]),
-        # Accepted, and it does not hold.
+        # Accepted, but without effect.
         ('"set_mempolicy", 0', f"tell({BIND})", [["default", f"{WISH} {ACCEPTED}default applies"]]),
-        # The reading: numa_maps tells, of the thread and not of the first one.
+        # numa_maps shows the policy of the thread, not of the main thread.
         ('"get_mempolicy"', f"tell({BIND}, own_policy())", [[WISH]] * 2),
         ('"get_mempolicy"', IN_A_THREAD, [[WISH]]),
     ],
@@ -137,7 +137,7 @@ def test_a_policy_that_seccomp_refuses_is_reported(refused: str, code: str, told
     assert child(f"refuse({refused})\n{code}") == told
 
 
-# What other processes hold.
+# The policies of other processes.
 
 
 def test_the_policy_of_an_ended_or_another_user_s_process_is_unknown() -> None:

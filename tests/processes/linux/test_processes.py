@@ -18,7 +18,7 @@ from tests.support.children import (
 )
 from tests.support.tiny import printed
 
-#: One thread more, of a name that looks like the end of one; both stay on the first CPU.
+#: One more thread, whose name looks like the end of a name; both stay on the first CPU.
 THREAD = """
 import os, threading
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -37,7 +37,7 @@ if os.fork() == 0 and os.fork() == 0:
 sys.stdin.read()
 """
 
-#: A session of its own, some time in the kernel and outside of it, and a name that is no harm.
+#: Starts a session of its own, and uses CPU time in the kernel and outside of it.
 STRANGE = """
 import ctypes, os
 os.setsid()
@@ -51,7 +51,7 @@ input()
 #: Changes its environment.
 LATER = "import os; os.environ['LATER'] = '1'; print('ready', flush=True); input()"
 
-#: execve(2) takes any text; Python's own starts with variables alone.
+#: execve(2) takes any text as environment; Python's functions take only variables.
 NO_VARIABLES = """
 import ctypes
 texts = ctypes.c_char_p * 4
@@ -97,7 +97,7 @@ def test_a_table_of_processes_has_their_children_and_ancestors(*, lists_children
         above = list(ancestors(its, table.parents))
         assert above[:4] == [its, own, child.pid, os.getpid()]
         assert [stat.number for stat in descendants(child.pid)] == [own, its]
-        assert os.getpid() not in {stat.number for stat in descendants(os.getppid())}  # that asks
+        assert os.getpid() not in {stat.number for stat in descendants(os.getppid())}  # it asks
 
 
 def test_descendants_may_have_lower_pids_and_form_a_circle(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_shared_anonymous_memory_is_pinned_if_cuda_s_driver_is_mapped() -> None:
         assert mappings_in(seen, files) == [(*buffers, kind), (*rest, ANONYMOUS)]
 
 
-def test_the_wait_for_the_lock_is_a_read_of_one_page_s_entry() -> None:
+def test_waiting_for_the_lock_reads_the_entry_of_one_page() -> None:
     io = Path("/proc/thread-self/io")
     before = io.read_bytes()
     wait_for_lock(os.getpid())
@@ -204,10 +204,10 @@ def test_an_ended_process_has_no_memory() -> None:
     assert (memory.size, memory.drawn, memory.part_on({0})) == (0, {}, None)
 
 
-def test_the_part_on_a_node_may_be_counted_of_some_nodes_only() -> None:
+def test_the_part_on_a_node_may_be_counted_among_some_nodes_only() -> None:
     memory = ResidentMemory({}, {(ANONYMOUS, 0): 60, (ANONYMOUS, 1): 20, (SHARED, 8): 120})
     part = [memory.part_on({1}), memory.part_on({1}, of={0, 1}), memory.part_on({1}, of={1})]
-    assert part == [0.1, 0.25, None]  # 20 are too few
+    assert part == [0.1, 0.25, None]  # 20 pages are too few
     assert memory.nodes == {0, 1, 8}
     assert memory.pages({0, 8}, [SHARED]) == 120
 

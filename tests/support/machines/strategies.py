@@ -18,7 +18,7 @@ from tests.support.asking import is_one_short_line, try_to_ask
 Place = tuple[int | None, int | None]  #: NUMA node, package
 
 UNIQUE = tuple(name for name, mode in MODES.items() if mode.unique)
-#: Those of them that share=node means something to.
+#: The modes on which share=node has an effect.
 SHARING = tuple(name for name in UNIQUE if MODES[name].shares_node)
 
 

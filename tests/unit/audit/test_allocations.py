@@ -45,19 +45,19 @@ POD = in_a_pod("2-7", "2-7", 4)
     ("facts", "cause"),
     [
         (of_slurm("2-5", "2-5"), "allocation"),  # all four that it asked for
-        (of_slurm("5", "2-5"), "allocation"),  # or some, as a task of several
+        (of_slurm("5", "2-5"), "allocation"),  # some of them, as one of several tasks
         (of_slurm("2-3", "2-5"), None),
-        (of_slurm("0-7", "2-5"), "unpinned"),  # beyond its cpuset, if it were
+        (of_slurm("0-7", "2-5"), "unpinned"),  # also CPUs outside of its cpuset
         (of_slurm("4-5", "4-5"), "allocation"),  # no near CPU at all
         (replace(of_slurm("2-5", "2-5"), is_confined=False), "mask"),
         (in_a_pod("2-5", "2-7", 4), "allocation"),  # a pod's limit
         (POD, "mask"),  # more than its limit
-        (in_a_pod("2-5", "2-7", 2), "mask"),  # a limit that near CPUs hold
-        (in_a_pod("2-5", "2-7", None), "allocation"),  # as a plan gives so many
-        (in_a_pod("2-3,5", "2-7", None), "mask"),  # as no plan does
+        (in_a_pod("2-5", "2-7", 2), "mask"),  # the near CPUs are enough for the limit
+        (in_a_pod("2-5", "2-7", None), "allocation"),  # a plan gives these
+        (in_a_pod("2-3,5", "2-7", None), "mask"),  # no plan gives these
     ],
 )
-def test_requested_cpus_that_are_far_are_no_mistake_of_a_mask(
+def test_requested_cpus_that_are_far_are_not_blamed_on_the_mask(
     facts: ProcessFacts, cause: str | None
 ) -> None:
     assert causes(facts) == [cause]
@@ -66,7 +66,7 @@ def test_requested_cpus_that_are_far_are_no_mistake_of_a_mask(
 def test_the_gpus_of_a_job_divide_the_cpus_that_it_requested() -> None:
     first = of_slurm("0-1,4-7", "0-1,4-7")
     second = of_slurm("4-7", "0-1,4-7", pid=200, gpu=SECOND)
-    assert causes(first, second, on=PAIR) == ["mask", None]  # each has two, or four, near its own
+    assert causes(first, second, on=PAIR) == ["mask", None]  # 2 and 4 CPUs are near
     assert causes(first, on=PAIR) == ["allocation"]  # alone it asked for all six
 
 
@@ -85,7 +85,7 @@ def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> N
     assert remedy is not None
     assert "its job was given only 2 CPUs there: have gres.conf" in remedy
     assert "affinityd pin" not in remedy
-    (found,) = audited(of_slurm("3-5", "0-5"), reserved="0-2")  # which no plan gives
+    (found,) = audited(of_slurm("3-5", "0-5"), reserved="0-2")  # no plan gives reserved CPUs
     assert found.cause == "allocation"
 
 
@@ -95,7 +95,7 @@ def test_cpus_that_a_plan_gave_beyond_a_gpu_s_part_are_not_taken_back() -> None:
         format_list(ask(DGX, gpus="0", mode="node", AFFINITYD_CPUS="64").cpus), "0-255"
     )
     assert causes(given, on=DGX) == ["allocation"]
-    moved = of_slurm("0-63", "0-255")  # as many, and not the nearest
+    moved = of_slurm("0-63", "0-255")  # as many, but not the nearest
     assert causes(moved, on=DGX) == ["mask"]
 
 
@@ -103,7 +103,7 @@ def test_a_job_with_a_whole_machine_is_unpinned() -> None:
     assert causes(of_slurm("0-255", "0-255"), on=DGX) == ["unpinned"]
 
 
-def test_a_far_slice_of_slurm_is_no_mistake_of_a_mask() -> None:
+def test_a_far_slice_of_slurm_is_not_blamed_on_the_mask() -> None:
     """To pin one task near would take CPUs of the other task."""
     far = of_slurm("4-5", "0-7")
     neighbor = of_slurm("0-1", "0-7", pid=200, gpu=SECOND)

@@ -93,23 +93,23 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
         ([[of(near(500))]], (0, 0)),  # the first scan knows no difference
         ([[of(near(500))], [of(near(700))]], (2, 0)),
         ([[of(far(500))], [of(far(700))]], (2, 2)),
-        ([[of(near(500))], [of(far(700))]], (2, 2)),  # all of it goes where it ran last
+        ([[of(near(500))], [of(far(700))]], (2, 2)),  # all counts for the last CPU
         ([[of(near(100, 1), far(100, 2))], [of(near(200, 1), far(400, 2))]], (4, 3)),
-        # What started since counts in full, what started before was not looked at.
+        # A process that started since the last scan counts in full, an older one from now on.
         ([[], [of(far(500, start=10_001))]], (5, 5)),
         ([[], [of(far(500, start=9_999))]], (0, 0)),
-        ([[of(far(500))], [of(far(100, start=10_500))]], (1, 1)),  # its number is used again
-        ([[of(far(500))], [], [of(far(900))], [of(far(950))]], (0.5, 0.5)),  # it is another
+        ([[of(far(500))], [of(far(100, start=10_500))]], (1, 1)),  # its pid was reused
+        ([[of(far(500))], [], [of(far(900))], [of(far(950))]], (0.5, 0.5)),  # another process
         # What a scan could not see counts at the next.
         ([[of(far(500))], HIDDEN, [of(far(900))], [of(far(950))]], (4.5, 4.5)),
         ([[], HIDDEN, [of(far(500, start=10_001))]], (5, 5)),
         ([[of(far(500))], *[HIDDEN] * 50, [of(far(900))]], (4, 4)),  # for more than ten minutes
-        # Ended threads' time goes where that of the living went, else by the process's CPUs.
+        # Time of ended threads is divided as that of living ones, else by the process's CPUs.
         ([[of(far(0))], [of(far(100), ended=300)]], (4, 4)),
         ([[of(near(0))], [of(near(0), ended=300)]], (3, 0)),
         ([[of(far(0))], [of(far(0), ended=300)]], (3, 1.5)),
         ([[of(near(0, 1), far(0, 2))], [of(near(50, 1), far(150, 2), ended=200)]], (4, 3)),
-        # So does that of ended children, unless it was counted while they ran.
+        # So is the time of ended children, unless it was counted while they ran.
         ([[of(far(0)), CHILD], [of(far(0))], [of(far(100), children=500)]], (4, 4)),
         ([[of(far(0)), CHILD, GRANDCHILD], [of(far(100), children=900)]], (5, 5)),
         (
@@ -121,7 +121,7 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
             (1.01, 1.01),
         ),
         ([[of(far(500))], [of(far(400))], [of(far(500))]], (1, 1)),  # never backwards
-        # Where it is not known what is near nothing is remote.
+        # If it is not known which CPUs are near, no time is remote.
         ([[of(far(0), place=None)], [of(far(100), place=None)]], (1, 0)),
     ],
 )

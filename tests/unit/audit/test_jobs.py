@@ -156,7 +156,7 @@ def test_a_process_of_no_job_container_or_service_is_an_orphan_where_slurm_runs(
         *({"holds": False}, {"service": "ollama.service"}),
     ],
 )
-def test_on_slurm_nodes_processes_with_an_owner_or_none_needed_are_no_orphans(
+def test_on_slurm_nodes_processes_that_have_an_owner_or_need_none_are_no_orphans(
     tmp_path: Path, owner: dict[str, Any]
 ) -> None:
     there = owners(tmp_path, INIT, "100 python 1 1000 0", "41 slurmd 1 0 0")
@@ -177,7 +177,7 @@ SHELL = "50 bash 40 1000 0"
         (1, STEPD, TITLE.format("7.batch"), False),
         (1, STEPD, TITLE.format("77.0"), True),
         (50, "40 sshd 1 0 0", OF_JOB.format(7), True),
-        (50, FORGED, OF_JOB.format(7), True),  # what a user calls so keeps no job alive
+        (50, FORGED, OF_JOB.format(7), True),  # a user's program of that name keeps no job alive
         (50, "40 bash 50 0 0", "", True),  # parents that seem to go in a circle
     ],
 )
@@ -260,6 +260,6 @@ def test_unused_gpus_in_a_running_job_s_note_are_reserved(
     auditor = Auditor(lambda _: GpuHolders(tuple(held)), str(proc))
     machine = made({0: "0"}, gpus=[0, 0])
     auditor.scan(machine)
-    scan = auditor.scan(machine)  # from which on a holder without a process counts
+    scan = auditor.scan(machine)  # from the second scan on, a holder without a process counts
     assert scan.reserved == dict.fromkeys(reserved, "slurm 7")
     assert [states(scan)[gpu] for gpu in sorted(reserved)] == ["reserved"] * len(reserved)

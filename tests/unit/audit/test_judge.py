@@ -108,7 +108,7 @@ def of_session(session: int | None, mask: str, pid: int = 100) -> AuditedProcess
         ([of(FIRST, "4-5"), of(SECOND, "6-7")], ""),
         ([of(FIRST, "4-5"), of(SECOND, "5-6")], "5"),
         ([of(FIRST, "4-5"), of(FIRST, "5-6")], ""),
-        # What takes all that is near, or all that its cpuset has of it, shares it.
+        # A process on all near CPUs, or on all near CPUs of its cpuset, shares them.
         ([of(FIRST, "4-7"), of(SECOND, "4-7")], ""),
         ([of(FIRST, "4-5", cpuset="4-5"), of(SECOND, "4-5", cpuset="4-5")], ""),
         # Far CPUs, what libraries pinned, known daemons and GPUs of unknown place do not count.
@@ -116,12 +116,12 @@ def of_session(session: int | None, mask: str, pid: int = 100) -> AuditedProcess
         ([of(FIRST, "4-7", "4"), of(SECOND, "4-7", "4")], ""),
         ([of(FIRST, "4"), audited(process("4", name="nv-hostengine"), is_daemon=True)], ""),
         ([of(FIRST, "4", near=None), of(SECOND, "4", near=None)], ""),
-        # What is of no job is of its container, else of its session, else by itself.
+        # A process of no job counts by its container, else by its session, else alone.
         ([of_session(10, "4"), of_session(11, "4")], "4"),
         ([of_session(10, "4"), of_session(10, "4", pid=200)], ""),
         ([of_session(None, "4"), of_session(None, "4", pid=200)], "4"),
         ([of(LONE_CONTAINER, "4"), of(OTHER, "4")], "4"),
-        # Of GPUs on two nodes a part of both is unique, and all of both is not.
+        # With GPUs on two nodes, a part of both nodes is unique, and all of both is not.
         ([of(FIRST, "0-1,4-5", near="0-7"), of(SECOND, "1-2", near="0-3")], "1"),
         ([of(FIRST, "0-7", near="0-7"), of(SECOND, "1-2", near="0-3")], ""),
     ],

@@ -1,4 +1,4 @@
-"""The host memory of a process: how much is far, why, and what helps."""
+"""The host memory of a process: how much is far, why, and the remedy."""
 
 from collections.abc import Mapping
 from concurrent.futures import wait
@@ -50,7 +50,7 @@ SOME = 81 * GIB  #: about 38 % of 212 GiB
         ("late", TOUCHED, {}),
         ("late", PRIVATE, {"policy": policy("preferred", 0)}),
         ("late", PRIVATE, {"policy": policy("bind", 0, 1)}),  # the nearest of them comes first
-        ("late", PRIVATE, {"refused": SOME}),  # there is room now: it may be long ago
+        ("late", PRIVATE, {"refused": SOME}),  # there is room now: the refusal may be old
         ("late", PRIVATE, {"refused": SOME / 2, "room": GIB}),
         ("policy", PRIVATE, {"policy": policy("bind", 1)}),
         ("policy", POOL, {"policy": policy("preferred", 1)}),

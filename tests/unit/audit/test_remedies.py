@@ -65,7 +65,7 @@ MASK = f"{PLACE}, {IN_CPUSET}"
     ("masks", "why", "options"),
     [
         (["0-3", "0-3"], MASK, ""),
-        # A thread that differs from the main one would else be left alone; a library's is.
+        # Without --force, a thread with another mask than the main thread's is left alone.
         (["4-7", "0-2"], MASK, "--force "),
         (["0-3", "1"], MASK, ""),
         (["0-7"], f"it may run on every CPU, and {PLACE}; start it with affinityd exec", ""),
@@ -111,7 +111,7 @@ WITH_WORKER = [RANK, worker("0-3")]
         ([process("4-7"), worker("0-3")], [None, "--tree --force 0 100"]),
         # Workers that are near need no force.
         ([RANK, worker("4-7"), worker("4-5", 201)], ["--tree 0 100", None, None]),
-        # One below it holds another GPU, the same one, or there is another GPU below the one below.
+        # A descendant holds another GPU, or the same one, or has a descendant with another GPU.
         ([*WITH_WORKER, below(300, 200, "4-7", OTHER)], ["0 100", "0 200", "1 300"]),
         ([*WITH_WORKER, below(300, 200)], ["--tree 0 100", "--tree 0 100", "0 300"]),
         ([RANK, below(300, 100), below(400, 300, "4-7", OTHER)], ["0 100", "0 300", "1 400"]),
@@ -140,7 +140,7 @@ WAIT = "check process 50, which must wait(2) for it or end"
         (RANK, COMPUTES),
         (process("0-3", "0-3", state="Z"), COMPUTES),  # only its main thread has ended
         (process("0-3", state="Z"), WAIT),
-        (process("0-3", state="Z", parent=1), ""),  # init is to notice
+        (process("0-3", state="Z", parent=1), ""),  # init must reap it
         (process("0-3", state="X"), "reset the GPU when no other process uses it"),
     ],
 )

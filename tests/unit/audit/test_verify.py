@@ -69,10 +69,10 @@ def test_a_thread_that_may_be_far_is_a_mismatch(masks: list[str], far: list[str]
 @pytest.mark.parametrize(
     ("masks", "cpuset", "asked", "few"),
     [
-        (["2-4", "3"], "2-4", "3", "only 1 CPU"),  # far CPUs that were asked for
+        (["2-4", "3"], "2-4", "3", "only 1 CPU"),  # it asked for the far CPUs
         (["0-3", "0"], "0-3", None, "no CPU"),
         (["1-4"], "1-4", "2", None),  # it may run on more than it asked for
-        (["2-3"], "2-4", "3", None),  # only on the far ones
+        (["2-3"], "2-4", "3", None),  # it may run only on far ones
     ],
 )
 def test_the_cause_is_the_allocation_if_no_pin_helps(

@@ -103,7 +103,7 @@ def test_the_remedy_unbinds_threads_that_are_all_bound_to_one_of_several_cpus(
 
 
 def test_counters_that_were_reset_add_no_time(node: Node) -> None:
-    """Of a cgroup that was made again, and of a thread that has the main one's id by execve(2)."""
+    """When a cgroup was made again, or a thread has taken the main thread's id by execve(2)."""
     node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 900000000\n")
     node.look(1000, {PID: (500, 400)})
     node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 3\n")

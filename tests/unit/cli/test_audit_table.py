@@ -70,7 +70,7 @@ def test_audit_and_verify_name_gpus_alike(
     assert audit_row.split(" | ")[0] == column
     assert row.split(" | ")[2] == column.replace(
         "0+1", "0-1"
-    )  # the audit's begins with most memory
+    )  # the audit begins with the GPU with most memory
     assert f"{near}" == sentence
 
 

@@ -30,7 +30,7 @@ class Launch:
     """Differences between the ranks of a launcher."""
 
     said: str  #: the variables of a rank
-    sees: str  #: all of the job's GPUs, or its own, by turns
+    sees: str  #: the GPUs that it sees: the job's, or its own, in turns
     most: int = 2  #: ranks on a GPU
 
 

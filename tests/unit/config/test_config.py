@@ -15,7 +15,7 @@ from affinityd.topology.model import Node, Topology
 from tests.support.asking import answer_to
 from tests.support.machines.by_hand import made
 
-#: What AFFINITYD may say, by what it means; and what it may not.
+#: Meaning of AFFINITYD → words for it; and words without a meaning.
 WORDS = {
     "off": ("off", "OFF", "Off", "0", "no", "No", "false", "False"),
     "observe": ("observe", "Observe", "OBSERVE"),

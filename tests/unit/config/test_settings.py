@@ -47,7 +47,7 @@ def test_a_flag_overrides_a_variable_and_a_variable_the_file(sources: Sources) -
     assert (made.listen, made.socket, made.log_format) == (("10.0.0.1", 1), "/variable", "json")
 
 
-#: What the file has for what starts jobs, besides the daemon's settings.
+#: Names in the file for programs that start jobs, besides the daemon's settings.
 OF_JOBS = {"mode", "nics", "scope", "drain"}
 
 

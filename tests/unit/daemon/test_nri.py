@@ -27,7 +27,7 @@ PRIVILEGED = ["/dev/mem", "/dev/nvidia0", "/dev/nvidia1"]
 CHANGED = {"container-1": NEAR}
 HOUR = 3600.0  #: longer than a test, where a second is meant
 PLACES = {"cpus": frozenset(CPUS), "mems": frozenset({0, 1})}
-read_again: list[int] = []  #: for how many GPUs the machine was to be read
+read_again: list[int] = []  #: for each request to read the machine again: for how many GPUs
 
 
 def happened(kind: int, container: str = "container-1") -> bytes:
@@ -63,7 +63,7 @@ def plugin(
     """Yield a plugin that the runtime has accepted; it does not reconnect."""
     socket = f"{tmp_path}/nri.sock"
     chosen: dict[str, dict[str, str]] = {"training": {}}
-    # Of the pod: its cgroup is none of this machine's.
+    # The CPUs of the pod, whose cgroup does not exist on this machine.
     monkeypatch.setattr(nri, "cpuset_at", lambda *_, kind="cpus": PLACES[kind])
     settings = Settings(nri=socket, nri_namespaces=chosen)
     made = NriPlugin(settings, KnownNode(Node(tiny())), lambda: read_again.append(1))

@@ -46,7 +46,7 @@ def test_a_tree_reads_files_and_links_and_lists_folders(tmp_path: Path) -> None:
     assert tree.read(f"{LINK}/class") == "0x030200"
     assert tree.read("fields", "Model:", "UUID") == "Model: A\nUUID: B"
     assert tree.read("fields", "IRQ") == ""
-    # What is missing, a folder, no text, beyond a file.
+    # A missing file, a folder, no text, a path beyond a file.
     for path in (f"{CPUS}/possible", CPUS, "binary", f"{CPUS}/online/deeper"):
         assert tree.read(path) is None
     assert tree.list(CPUS) == ("cpu0", "online")

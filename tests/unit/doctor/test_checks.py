@@ -22,7 +22,7 @@ HIDDEN = made({}, gpus=[None], packages={0: "0-3", 1: "4-7"})
 #: CPU 3 is on node 0 and offline.
 OFFLINE = made(NODES, gpus=[0, 1], online="0-2,4-7")
 OF_NODE_0 = {f"{CPU}/cpu3/node0/cpulist": "0-2"}
-#: What a kernel of old wrote for a node one of whose CPUs is offline.
+#: The list of a node with an offline CPU, as an old kernel writes it.
 SMT_OFF = {**OF_NODE_0, f"{CPU}/smt/control": "off"}
 SMT_4 = {**OF_NODE_0, f"{CPU}/smt/control": "4"}  # threads of each core, as on POWER
 
@@ -65,7 +65,7 @@ def balancing(value: int) -> Files:
         ("isolcpus", TWO, {f"{CPU}/nohz_full": "3-4"}, f"warn 0-1: {NO_TICKS} → nohz_full= on"),
     ],
 )
-def test_checks_of_numa_nodes_and_their_cpus(
+def test_numa_nodes_and_their_cpus_are_checked(
     tmp_path: Path, name: str, topology: Topology, files: Files, expected: str
 ) -> None:
     check(name, facts_of(tmp_path, topology, files), expected)
@@ -179,7 +179,7 @@ def without(*names: str) -> Topology:
         (without(*STORAGE, "mlx5_0", "mlx5_1"), "warn 0-1: switch of GPUs 0-1; → slot"),
     ],
 )
-def test_rdma_devices_far_from_gpus(tmp_path: Path, topology: Topology, expected: str) -> None:
+def test_far_rdma_devices_are_found(tmp_path: Path, topology: Topology, expected: str) -> None:
     check("gpu-nics", facts_of(tmp_path, topology), expected)
 
 

@@ -90,9 +90,9 @@ def test_the_gpus_of_a_new_container_follow_from_its_request(
         ({"node": replace(NODE, reserved=parse_list("48-49"))}, "50-63,176-191"),
         ({"within": "0-15,48-50"}, "48-50"),
         ({"within": "0-15"}, "0-15"),
-        ({"within": None}, ""),  # its pod's are not known: none are chosen
+        ({"within": None}, ""),  # the pod's cpuset is not known: no CPUs are chosen
         ({"cpus": "0-127"}, ""),  # kubelet's static policy, or another plugin, chose them
-        # Without a request it counts as if it had asked for its GPUs' part of the node.
+        # A container without a request counts as if it asked for its GPUs' part of the node.
         ({"shares": 2}, NEAR_0),
         ({"shares": 2, "devices": ["/dev/nvidia0", "/dev/nvidia2"]}, "16-31,48-63,144-159,176-191"),
         ({"shares": 2, "devices": [f"/dev/nvidia{gpu}" for gpu in range(8)]}, "0-255"),
@@ -113,10 +113,10 @@ def test_a_container_s_cpuset_is_near_its_gpus(request_: dict[str, Any], cpus: s
         ({"shares": 250 * 1024}, 250),
         ({"shares": 250 * 1024, "quota": 250 * 100000}, 250),
         ({"shares": 2, "quota": 250 * 100000}, 250),
-        ({"shares": 2, "pod_shares": 250 * 1024}, 250),  # the pod's own, of pod-level resources
+        ({"shares": 2, "pod_shares": 250 * 1024}, 250),  # the pod's own request
         ({"shares": 2048, "quota": 40 * 100000}, 40),
         ({"shares": 40 * 1024 + 1, "devices": ["/dev/nvidia0", "/dev/nvidia2"]}, 41),
-        ({"shares": 24 * 1024}, 48),  # of the node's 32, as another's GPU is there
+        ({"shares": 24 * 1024}, 48),  # the node's other GPU may have another such container
         ({"shares": 90 * 1024, "devices": ["/dev/nvidia0", "/dev/nvidia2"]}, 90),
         ({"quota": 1 << 63}, 1),  # -1: no limit
     ],

@@ -111,7 +111,7 @@ def test_the_last_answer_is_used_while_kubelet_does_not_answer(kubelet: Kubelet)
         again = pods.name(NODE, [IN_POD])
         assert (names(again), len(again.notices)) == (["train-0"], 1)
         assert SOCKET in again.notices[0]
-        # A pod that began since may have its GPU.
+        # A pod that started since may have the GPU.
         assert names(pods.name(NODE, [LATER])) == [None]
         assert names(pods.name(NODE, [LATER, IN_POD])) == [None, "train-0"]
     kubelet.answer = pod("train-1")

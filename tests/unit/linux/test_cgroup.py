@@ -12,7 +12,7 @@ from tests.support.tables import cases, rows
 
 PID = 4711
 DEEP = "user" + "/d" * (MOST_LEVELS - 1)
-EFF, CPUS = "cpuset.cpus.effective", "cpuset.cpus"  #: what a cgroup of v2 has, and was chosen
+EFF, CPUS = "cpuset.cpus.effective", "cpuset.cpus"  #: the CPUs in effect, and those set
 NAMES = {"EFF": EFF, "CPUS": CPUS, "DEEP": DEEP}
 
 #: The mounts of the tables: file system, what is shown of it, where, its controller.
@@ -85,5 +85,5 @@ def test_the_lowest_cpu_limit_of_a_cgroup_and_its_parents_applies(
     of_process = Cgroups.of(PID, written(tmp_path, cgroups, mounts, files))
     limit = int(expected) if expected else None
     assert of_process.cpu_limit() == limit
-    # A service's or a login's, on the node itself, is no container's.
+    # The limit of a service or a login on the node is no container's limit.
     assert of_process.container_limit() == (limit if cgroups.endswith(":/") else None)

@@ -43,7 +43,7 @@ def node(name: str) -> Topology:
 
 
 @pytest.mark.parametrize(("name", "asked", "expected"), cases("plans/socket_scope.tsv"))
-def test_unique_modes_with_socket_scope(name: str, asked: str, expected: str) -> None:
+def test_unique_modes_may_use_the_package(name: str, asked: str, expected: str) -> None:
     assert lists(node(name), f"scope=socket share=requested {asked}") == expected
 
 
@@ -53,19 +53,19 @@ def test_unique_modes_with_socket_scope(name: str, asked: str, expected: str) ->
     rows("""
 all of the package                  | three            |                      | 0-8
 all of every package of the node    | bridge           |                      | 0-7
-if only one of them is allowed, too | bridge           | cpuset=0,5           | 0,5
+if only one package is allowed, too | bridge           | cpuset=0,5           | 0,5
 the rank's own node first           | bridge           | max_physical_cores=2 | 0,4
 then the nearest of the others      | bridge           | max_physical_cores=4 | 0,4-6
-of others as near the lower number  | equally near     | max_physical_cores=3 | 2-4
+of equally near ones the lower one  | equally near     | max_physical_cores=3 | 2-4
 another package is no neighbor      | a package a node |                      | 0-1
 """),
 )
-def test_sharing_modes_with_socket_scope(name: str, asked: str, expected: str, mode: str) -> None:
+def test_sharing_modes_may_use_the_package(name: str, asked: str, expected: str, mode: str) -> None:
     assert lists(node(name), f"gpus=0 {mode} {asked}") == expected
 
 
 @pytest.mark.parametrize(("name", "asked", "expected"), cases("plans/minimum_and_maximum.tsv"))
-def test_minimum_maximum_and_single_threads(name: str, asked: str, expected: str) -> None:
+def test_minimum_maximum_and_threads_limit_a_rank(name: str, asked: str, expected: str) -> None:
     assert lists(node(name), f"share=requested {asked}") == expected
 
 
@@ -106,19 +106,19 @@ OUTSIDE = {0: "0-7"}
     ("topology", "asked", "expected"),
     [
         (made(BARREN, gpus=[2], distances=ODD_ROWS), "", [1]),  # a node without CPUs has distances
-        # Of nodes as near the one that is home to fewer, then the lower.
+        # Among equally near nodes: the home of fewer ranks, then the lower number.
         (made(BARREN, gpus=[2] * 4, distances=EVEN_ROWS), "", [0, 1, 0, 1]),
         # Ranks without a choice are placed first.
         (made(BARREN, gpus=[2, 0, 0], distances=EVEN_ROWS), "", [1, 0, 0]),
         (made(BARREN, gpus=[2, 2], distances=EVEN_ROWS), "gpus=1,0", [0, 1]),  # in ranks' order
         (made(BARREN, gpus=[2, 2], distances=[("0", "2", 30)]), "", [0, 0]),  # missing: farthest
-        (made(BARREN, gpus=[2, 2]), "", [0, 1]),  # missing distances are as far
+        (made(BARREN, gpus=[2, 2]), "", [0, 1]),  # all distances are missing: equally far
         (made(TWO, gpus=[None] * 3), "", [0, 1, 0]),  # unknown GPUs are spread
-        (made(TWO, gpus=[None, 0, None]), "", [1, 0, 0]),  # to where fewest are
-        (made(TWO, gpus=[None, None]), "cpuset=4-7", [1, 1]),  # of those with allowed CPUs
+        (made(TWO, gpus=[None, 0, None]), "", [1, 0, 0]),  # to the node with fewest ranks
+        (made(TWO, gpus=[None, None]), "cpuset=4-7", [1, 1]),  # only nodes with allowed CPUs
         (made(TWO, gpus=[0, None]), "gpus=0,0,1,1,1,1,1", [0, 0, 1, 1, 0, 1, 0]),  # repeats count
-        # The CPUs of no node are a node for unknown GPUs, last among the farthest, and home where
-        # nothing else is allowed.
+        # CPUs in no node count as a node for unknown GPUs, last among the farthest; they are home
+        # if no other CPU is allowed.
         (made({0: "0-3"}, gpus=[0, None], packages=OUTSIDE), "", [0, None]),
         (
             made(BARREN, gpus=[2], packages={0: "0-11"}, distances=[("1", "2", 99)]),

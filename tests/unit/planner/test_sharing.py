@@ -61,7 +61,7 @@ def node(name: str) -> Topology:
         *(("mode=core_complex share=node", "node"), ("mode=core_complex", "node")),
         # Ranks on one GPU divide all caches.
         ("mode=core_complex gpus=0,0", "requested"),
-        # The caller's mask may lack what is reserved, and no more.
+        # The caller's mask may lack the reserved CPUs, and no others.
         ("mask=0-79", "node"),
         ("mask=2-79 reserved=0-2", "node"),
         ("mask=2-79 reserved=0", "requested"),

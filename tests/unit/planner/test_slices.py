@@ -26,13 +26,13 @@ NEAR = {"0": parse_list("0-15"), "1": parse_list("16-31"), "-": None}
         pytest.param("0 0", "0-3 4-7", "0-3 4-7", id="near slices stay"),
         pytest.param("1 0", "0-3 16-19", "16-19 0-3", id="whole slices are exchanged"),
         pytest.param("1 1 0", "0-3 4-7 16-19", "16-19 4-7 0-3", id="the first task takes first"),
-        pytest.param("1 0", "0-3 16-17", "2-3,16-17 0-1", id="as far as near ones reach"),
+        pytest.param("1 0", "0-3 16-17", "2-3,16-17 0-1", id="as many as are near"),
         pytest.param("1 0", "0-1,16 2,18-19", "16,18-19 0-2", id="the near part is kept"),
         pytest.param("1 1 0 0", "0-5 6-7 16-17 18-23", "18-23 16-17 6-7 0-5", id="by size"),
         pytest.param("1 - 0", "0-1 2-3 16-17", "16-17 2-3 0-1", id="an unknown place stays out"),
         pytest.param("1 0 0", "0-3 4-5 16-19", "16-19 4-5 0-3", id="a near task stays out"),
         pytest.param("1 1", "0-3 4-7", "0-3 4-7", id="no near CPU is there"),
-        pytest.param("1 1 0", "4-7 0-3 16-17", "4-5,16-17 2-3,6-7 0-1", id="its own far ones"),
+        pytest.param("1 1 0", "4-7 0-3 16-17", "4-5,16-17 2-3,6-7 0-1", id="far CPUs become near"),
         pytest.param(
             "1 1 0 0", "0-3 4-7 16-17 18-19", "4-5,16-17 6-7,18-19 0-1 2-3", id="cores in turns"
         ),
@@ -123,7 +123,7 @@ def test_no_two_tasks_could_both_gain_by_another_exchange(step: Step) -> None:
     dealt = deal(step.slices, step.near, step.cores, step.fixed)
     sizes = {len(core.cpus) for core in step.cores}
     if len(sizes) > 1:
-        return  # an exchange could tear a core
+        return  # an exchange could divide a core
     kept = cpus_of(core for core in step.cores if not step.fixed.isdisjoint(core.cpus))
     wanted = []
     for cpus, near in zip(dealt, step.near, strict=True):
@@ -174,6 +174,6 @@ def test_several_gpus_of_one_process_divide_its_threads() -> None:
 
 
 @pytest.mark.parametrize("options", [Options(min_physical_cores=4), Options(strict=True)])
-def test_options_that_its_cpus_cannot_meet_are_refused(options: Options) -> None:
+def test_options_that_a_process_s_cpus_cannot_meet_are_refused(options: Options) -> None:
     with pytest.raises(UnsatisfiableError):
         plan_within(SLURM_VM, SLURM_VM.gpus[:1], parse_list("14-19"), options, because="so")

@@ -60,7 +60,7 @@ def test_ranks_that_ask_alone_get_answers_that_agree(
     replies = [reply_of(name, rank, of_ranks, variables) for rank in range(len(of_ranks))]
     assert " ".join(map(gpus_of, replies)) == gpus
     assert " ".join(format_list(reply.cpus) for reply in replies) == cpus
-    # What is exported names the same GPUs, also where the list was reversed before.
+    # The exported list names the same GPUs, also if the inherited list was reversed.
     lines = render(replies[-1], "shell").splitlines()
     assert f"AFFINITYD_GPUS={format_list(parse_list(gpus.rsplit(maxsplit=1)[-1]))}" in lines
     assert set(told.split()) <= set(lines)

@@ -117,11 +117,11 @@ def test_a_text_that_names_no_device_is_malformed(entry: str) -> None:
         *(("models", asked, True) for asked in ("gpus=0", "gpus=GPU-00,1")),
         *(("models", f"gpus={name}", False) for name in ("GPU-00", "0000:3b:00.0")),
         ("models", "visible=GPU-01,GPU-00", False),
-        ("models", "visible=GPU-01,GPU-00 gpus=1", False),  # an index of those
+        ("models", "visible=GPU-01,GPU-00 gpus=1", False),  # an index of that list
         ("models", "granted=1", False),  # one model
         ("models", "granted=0,1", True),
         ("eight", "gpus=0", False),
-        ("vendors", "gpus=0", False),  # they count apart
+        ("vendors", "gpus=0", False),  # each vendor counts its own GPUs
     ],
 )
 def test_an_index_is_ambiguous_on_mixed_models_unless_uuids_number_it(
@@ -191,11 +191,11 @@ def test_a_list_of_visible_devices_is_read_as_by_the_driver(value: str, expected
 def test_blanks_before_indices_are_skipped_and_indices_have_the_size_of_a_long() -> None:
     assert (seen(None), seen(" 2, \t0"), seen("0,\u00a01")) == ([0, 1, 2, 3], [2, 0], [0])
     assert seen(" GPU-bb") == []  # so it is a list of indices
-    above = "0," + "9" * 5000 + ",1" + "0" * 5000  # above a long all are one number
+    above = "0," + "9" * 5000 + ",1" + "0" * 5000  # too large for a long: all alike
     assert (seen(above), seen("0," + "0" * 5000 + "1")) == ([], [0, 1])
 
 
-def test_numbering_by_uuid_is_certain_and_by_index_as_certain_as_the_list_below() -> None:
+def test_a_list_of_uuids_is_certain_and_one_of_indices_as_certain_as_its_source() -> None:
     doubtful = GIVEN._replace(doubt=Doubt("of the order", frozenset()))
     by_name = ("GPU-bb", "MIG-cc04", "ROCR_VISIBLE_DEVICES=GPU-bb;HIP_VISIBLE_DEVICES=0")
     assert not any(read_visible(value, doubtful).doubt for value in by_name)

@@ -106,7 +106,7 @@ def test_the_minimum_may_not_exceed_the_maximum() -> None:
     )
 
 
-# How long they may be: the longest that is read, and one more.
+# Lengths: the longest that is read, and one more.
 
 
 def read(name: str, text: str) -> Request:

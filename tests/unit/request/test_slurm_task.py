@@ -31,8 +31,8 @@ class Step:
 
     topology: Topology
     job: Sequence[int]
-    seen: Sequence[Sequence[int]]  #: by each task
-    slices: Sequence[CpuSet]  #: of each task; one for all: Slurm bound none
+    seen: Sequence[Sequence[int]]  #: the GPUs that each task sees
+    slices: Sequence[CpuSet]  #: of each task; a single one: Slurm bound no task
     mode: str = "node"
     is_noted: bool = True
     variables: str = ""

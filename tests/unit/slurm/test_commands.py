@@ -71,7 +71,7 @@ def test_gpus_with_an_unknown_numa_node_or_device_file_are_not_compared(topology
 
 
 @given(machines(), st.sampled_from(["node", "socket"]), st.sampled_from([None, "gpu07"]))
-def test_the_printed_lines_differ_in_nothing_from_themselves(
+def test_the_printed_lines_do_not_differ_from_themselves(
     topology: Topology, scope: str, name: str | None
 ) -> None:
     text = "\n".join(GresConf(topology, scope).lines(name))

@@ -69,13 +69,13 @@ BARREN = {0: "0-3", 1: "4-7", 2: ""}
     [
         # Cores are counted and not their CPUs.
         (ADJACENT, "node", ["4-7", "0-3"]),
-        # One thread that is online is enough to have a number.
+        # A core has a number if one of its threads is online.
         (made(NODES_OF_TWO, [0, 1], threads=2, online="0,2-8,10-15"), "node", ["0-2", "3-6"]),
-        # Where all cores are in one node, every core will do.
+        # If all cores are in one node, every core is near.
         (made({0: "0-7"}, gpus=[0, None]), "node", [None, None]),
-        # Where the first GPU is is not known.
+        # The node of the first GPU is not known.
         (made({0: "0-3", 1: "4-7"}, gpus=[None, 1]), "node", [None, "4-7"]),
-        # The package has every core, or is of two nodes.
+        # The package has every core, or has two nodes.
         (made({0: "0-3", 1: "4-7"}, gpus=[0]), "socket", [None]),
         (made(HALVES, gpus=[1, 2], packages={0: "0-3", 1: "4-7"}), "socket", ["0-3", "4-7"]),
         # The GPU's node has no CPUs, and others are the nearest.
@@ -84,7 +84,7 @@ BARREN = {0: "0-3", 1: "4-7", 2: ""}
         (made({**BARREN, 3: "8-9"}, [2], distances=[("2", "0-1", 20)]), "node", ["0-7"]),
     ],
 )
-def test_cores_is_the_near_cores_of_each_gpu(
+def test_cores_lists_the_near_cores_of_each_gpu(
     node: Topology, scope: str, cores: list[str | None]
 ) -> None:
     assert cores_of(node, scope) == cores

@@ -36,7 +36,7 @@ def from_json(data: object) -> Topology:
 
 
 @given(machines())
-def test_any_machine_comes_back_as_it_was(topology: Topology) -> None:
+def test_any_machine_is_read_back_as_written(topology: Topology) -> None:
     assert from_json(to_json(topology)) == topology
 
 
@@ -126,7 +126,7 @@ def test_a_malformed_node_file_is_a_one_line_value_error(path: Path, text: str, 
         *(({"generation": it}, "generation") for it in ("one", None, -1, 0, True, 1.5)),
         ({"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}, "of another machine, or older"),
         ({"boot_id": Path(BOOT_ID).read_text().strip()}, None),
-        ({"boot_id": None}, None),  # from where that is hidden
+        ({"boot_id": None}, None),  # written where the id is hidden
         ({"boot_id": ...}, None),  # of an earlier release
     ],
 )

@@ -128,7 +128,7 @@ DGX = machine("dgx-a100")
     ("topology", "gpus", "mask", "expected"),
     [
         pytest.param(TWO, "0", "4-7", "local", id="the GPU's node"),
-        pytest.param(TWO, "0", "3-4", "mixed", id="some of it, and some of another"),
+        pytest.param(TWO, "0", "3-4", "mixed", id="some near and some far CPUs"),
         pytest.param(TWO, "0", "0-6", "mixed", id="all but one CPU"),
         pytest.param(TWO, "0", "0-3", "remote", id="another node"),
         pytest.param(TWO, "0", "0-7", "unpinned", id="every online CPU"),
@@ -140,14 +140,14 @@ DGX = machine("dgx-a100")
         pytest.param(HIDDEN_IN_ONE, "0", "0-3", "local", id="one package, and no node is shown"),
         pytest.param(HALF_LOST, "0-1", "4-7", "unknown", id="a known and an unknown GPU"),
         pytest.param(BARREN, "0", "4-7", "local", id="without CPUs the nearest node that has some"),
-        pytest.param(BARREN, "0", "0-3", "remote", id="and no farther one"),
+        pytest.param(BARREN, "0", "0-3", "remote", id="and no farther node"),
         pytest.param(BOTH, "0-1", "0-7", "local", id="GPUs on every node"),
-        pytest.param(THREE, "0-1", "4-7", "local", id="of several GPUs any one's node"),
+        pytest.param(THREE, "0-1", "4-7", "local", id="the node of any of several GPUs"),
         pytest.param(STRAY, "0", "4-7", "remote", id="the CPUs of no node"),
         pytest.param(DGX, "0-7", "0-255", "unpinned", id="DGX A100: half its nodes have no GPU"),
     ],
 )
-def test_the_placement_of_a_mask(topology: Topology, gpus: str, mask: str, expected: str) -> None:
+def test_a_mask_has_this_placement(topology: Topology, gpus: str, mask: str, expected: str) -> None:
     near = vicinity(topology, [topology.gpus[index] for index in sorted(parse_list(gpus))])
     assert placement(topology, near, parse_list(mask)) == expected
 
@@ -182,7 +182,7 @@ def test_near_cpus_and_near_memory_of_gpus(
         pytest.param(TWO, "0-3", "0-7", None, "mask", id="its cpuset has near CPUs"),
         pytest.param(TWO, "0-3", None, None, "mask", id="the cpuset is not known"),
         pytest.param(TWO, "0-3", "0-3", None, "allocation", id="its cpuset has no near CPU"),
-        pytest.param(TWO, "2-7 3", "0-7", "2-7", "allocation", id="far ones that were granted"),
+        pytest.param(TWO, "2-7 3", "0-7", "2-7", "allocation", id="far CPUs that were granted"),
         pytest.param(TWO, "1-7 3", "0-7", "2-7", "mask", id="more than was granted"),
         pytest.param(TWO, "0-7", "0-7", None, "unpinned", id="the whole machine"),
         pytest.param(TWO, "0-3 0-7", "0-7", None, "unpinned", id="a thread on the whole machine"),
@@ -190,7 +190,7 @@ def test_near_cpus_and_near_memory_of_gpus(
         pytest.param(LOST, "0-3", "0-3", None, None, id="the GPU may be anywhere: none is far"),
     ],
 )
-def test_the_cause_of_far_masks(
+def test_far_masks_have_these_causes(
     topology: Topology, masks: str, cpuset: str | None, granted: str | None, expected: str | None
 ) -> None:
     near = vicinity(topology, topology.gpus)

@@ -14,7 +14,7 @@ from tests.support.paths import REPOSITORY
 
 BUNDLE = REPOSITORY / "scripts/bundle"
 MINOR = sys.version_info.minor
-#: What INSTALL calls it: on a node python3 may be an older one.
+#: Python's name in INSTALL, since python3 of a node may be older.
 COMMAND = f"python3.{MINOR}"
 NO_NETWORK = ("unshare", "--net")
 

@@ -20,7 +20,7 @@ from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import CPUS, NEAR
 
-#: No page sets these: the class is the operator's, whose runtime the rig has not.
+#: No page sets these values: the rig lacks the runtime of the GPU operator's RuntimeClass.
 CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "runc"}
 
 

@@ -26,7 +26,7 @@ pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 CPUS = 250
 BOTH_GPUS = {"NVIDIA_VISIBLE_DEVICES": "0,1"}  #: of a NUMA node: no other container has one there
 NEAR_THEM = parse_list("48-63,176-191")
-SPEC_CPUS = CHROOT / "rig/spec-cpus"  #: what runc.sh has cut
+SPEC_CPUS = CHROOT / "rig/spec-cpus"  #: the cpusets that runc.sh has cut
 MOUNTS = """
 for name in bus devices; do mount --bind "$0/$name" "/sys/$name"; done
 exec "$@"

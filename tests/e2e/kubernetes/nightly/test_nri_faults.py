@@ -34,7 +34,7 @@ CONTAINERS = 20  #: of a pod
 PODS = 2
 POD_COUNT = 40  #: of a rollout
 PLAIN, ADJUSTED = {(BOTH, False)}, {(NEAR, True)}
-GPU_0 = {"NVIDIA_VISIBLE_DEVICES": "0"}  #: no device plugin has forty
+GPU_0 = {"NVIDIA_VISIBLE_DEVICES": "0"}  #: no device plugin has forty GPUs
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ IN_USE = of(7, 100)
 def test_a_doubtful_gpu_loses_only_its_own_answer() -> None:
     said = (
         replace(listed(0, IN_USE, error="GPU is lost"), is_lost=True, load=NvmlLoad(37, 1, 2)),
-        replace(listed(2, of(8, 100)), index=1),  # the one before it is gone
+        replace(listed(2, of(8, 100)), index=1),  # the GPU before it is gone
         GpuProcesses(3, None, "0000:09:00.0", (IN_USE,)),
         GpuProcesses(4, processes=(IN_USE,)),  # known by its index alone
     )
@@ -134,12 +134,12 @@ def test_an_nvml_that_is_late_hangs_after_three_scans_in_a_row(root: Path) -> No
     ("holdings", "together"),
     [
         ([(FIRST, GIB), (SECOND, 20 * GIB)], Holding(7, SECOND, 20 * GIB)),
-        # A quarter of the most counts, and no less. The lowest index comes first, whatever it has.
+        # At least a quarter of the largest memory counts. The lowest index always comes first.
         ([(FIRST, 40), (SECOND, 40)], Holding(7, FIRST, 40, beside=(SECOND,))),
         ([(FIRST, 40), (SECOND, 41)], Holding(7, FIRST, 40, beside=(SECOND,))),
         ([(THIRD, 20), (SECOND, 80), (FIRST, 21)], Holding(7, FIRST, 21, beside=(SECOND, THIRD))),
         ([(THIRD, 19), (SECOND, 80), (FIRST, 21)], Holding(7, FIRST, 21, beside=(SECOND,))),
-        # Where it is not known how much, all that it has open counts.
+        # If the amount of memory is not known, every open GPU counts.
         ([(THIRD,), (SECOND,)], Holding(7, SECOND, beside=(THIRD,))),
         ([(FIRST,), (SECOND, 0), (THIRD, GIB)], Holding(7, FIRST, beside=(THIRD,))),
         ([(FIRST, GIB), (AMDS, GIB)], Holding(7, AMDS, GIB, beside=(FIRST,))),
@@ -220,7 +220,7 @@ def test_without_driver_or_gpus_or_in_a_pid_namespace_nvml_is_not_asked(root: Pa
     put(root / "driver/version", "NVRM version: 550.54.15")
     why = f"NVML calls are on hold by 'upgrade', until {root / 'hold'} is removed"
     assert holders(root, asked).held(MACHINE) == unknown(why)
-    # The host's pid 7, which NVML would name, is another process there, or none.
+    # NVML names the host's pids; in a pid namespace, pid 7 is another process or none.
     link = root / "proc/self/ns/pid"
     link.unlink()
     link.symlink_to("pid:[4026532211]")
@@ -232,7 +232,7 @@ def test_without_driver_or_gpus_or_in_a_pid_namespace_nvml_is_not_asked(root: Pa
 
 KFD = "class/kfd/kfd"
 
-#: KFD's gpu_id of each GPU, in the order of its nodes; they are hashes of no order.
+#: KFD's gpu_id of each GPU, in the order of KFD's nodes; the ids are hashes without order.
 IDS = (50432, 3112, 63091)
 Held = dict[tuple[str, int], int]
 FIRST_AMD, SECOND_AMD, THIRD_AMD = (("amd", index) for index in range(3))
@@ -368,7 +368,7 @@ def test_a_process_that_has_a_gpu_s_device_number_open_is_found(machine: Machine
     assert (found.unknown, found.skipped) == ({}, 0)
 
 
-def test_sysfs_tells_which_gpu_a_device_file_belongs_to_or_its_name_does(machine: Machine) -> None:
+def test_sysfs_or_its_name_tells_which_gpu_a_device_file_belongs_to(machine: Machine) -> None:
     folder = machine.sys / "dev/char"
     folder.mkdir(parents=True)
     at = "../../devices/pci0000:c0/0000:c0:01.0/0000:c1:00.0"
@@ -382,7 +382,7 @@ def test_sysfs_tells_which_gpu_a_device_file_belongs_to_or_its_name_does(machine
     its = GpuDeviceFiles({NUMBERS[0]: ACCELERATOR.key}, frozenset({"accel0"}))
     assert machine.files(ACCELERATOR) == its
     (machine.dev / "davinci0").unlink()
-    (machine.dev / "davinci0").touch()  # what is no device is no GPU's
+    (machine.dev / "davinci0").touch()  # a plain file, no device file
     npus = (replace(NPUS[0], pci_bus_id="0000:c1:00.0"), replace(NPUS[1], pci_bus_id="x"))
     assert machine.files(*npus).gpu_of == {NUMBERS[0]: FIRST_NPU, NUMBERS[1]: SECOND_NPU}
     assert machine.files(NPUS[0]) == GpuDeviceFiles({}, frozenset())

@@ -44,7 +44,7 @@ def peer(uid: int, *groups: int, pid: int = os.getpid()) -> Peer:
         (peer(7, 7), None, COUNTS),
         (peer(7, 7, ADMINS), ADMINS, ALL),
         (peer(7, 7), ADMINS, COUNTS),
-        (peer(7, 0), None, COUNTS),  # root's group is none of the admins' unless that is said
+        (peer(7, 0), None, COUNTS),  # root's group is no admin group unless it is set
         (peer(7, 0), 0, ALL),
         (peer(0, 0, pid=0), None, COUNTS),  # of another pid namespace
         (peer(65534, ADMINS), ADMINS, COUNTS),  # of another user namespace

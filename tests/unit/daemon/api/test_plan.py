@@ -84,7 +84,7 @@ def test_if_the_cpuset_is_unknown_the_mask_is_no_limit() -> None:
     assert format_list(reply.allowed) == "48-51"
 
 
-#: Values that ask for as much as they can, each for any variable or parameter.
+#: Values that request as much as possible, each for any variable or parameter.
 GREEDY = (
     *(
         "0",

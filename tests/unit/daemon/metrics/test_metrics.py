@@ -118,15 +118,15 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, None, "pin_overlap_cpus", {"": 2}),
         (FOUND, None, "scan_skipped_processes", {"": 1}),
         (FOUND, None, "numa_balancing", {"": 1}),
-        # Its processes are not known; what they have used stays.
+        # The GPU's processes are not known; the time that they have used stays.
         (UNKNOWN, "0", "gpu_audited", {"": 0}),
         (UNKNOWN, "0", "gpu_numa_mismatch", {}),
         (UNKNOWN, "0", "gpu_processes", {}),
         (UNKNOWN, "0", "gpu_orphan_processes", {}),
         (UNKNOWN, "0", "gpu_cpu_seconds_total", {"": 8}),
         (UNKNOWN, "0", "gpu_remote_cpu_seconds_total", {"": 2}),
-        (UNKNOWN, "1", "gpu_cpu_seconds_total", {}),  # they never were
-        # Its place is not known.
+        (UNKNOWN, "1", "gpu_cpu_seconds_total", {}),  # they were never known
+        # The GPU's node is not known.
         (NOWHERE, "0", "gpu_audited", {"": 1}),
         (NOWHERE, "0", "gpu_numa_mismatch", {}),
         (NOWHERE, "0", "gpu_processes", {**NONE, "unknown": 1}),
@@ -261,7 +261,7 @@ def test_shared_counters_never_fall_when_jobs_end() -> None:
     series = JobSeries(1)
     series.scanned(ran(1000, {ONE: 1, TWO: 2, THREE: 4}))
     assert job_totals(series.scanned(ran(1015, {TWO: 1, THREE: 0}))) == {"1": 1, "other": 6}
-    # A job that shares goes on sharing, and a new one takes the place that is free.
+    # A job in the shared row stays there, and a new job takes the free row.
     later = 1000 + ENDED_JOBS_KEPT
     assert job_totals(series.scanned(ran(later, {THREE: 1, FOUR: 1}))) == {"4": 0, "other": 7}
     series.scanned(ran(later + ENDED_JOBS_KEPT, {}))
@@ -311,7 +311,7 @@ def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
     for number, processes in enumerate(scans):
         unknown = HIDDEN if processes is None else {}
         found = scan(*(processes or ()), unknown=unknown, boot=1000.0 + 10 * number)
-        for _ in range(2):  # a scan that is told twice counts once
+        for _ in range(2):  # a scan that is reported twice counts once
             rows = {row.job: row for row in series.scanned(found)}
     expected = {job: held for job, held in ((ONE, own), (OTHERS, shared)) if held}
     assert {

@@ -36,7 +36,7 @@ class StandIn(Machine):
         self.online_file = f"{folder}/online"
         self.set_online("0-223")
         self.topology = WHOLE
-        self.failing = ""  # a file
+        self.failing = ""  # a file that cannot be read
         self.passing: list[Topology] = []  # each read once
         self.seen_drivers = "550"
         self.seen_ports = (("mlx5_0", True),)
