@@ -82,6 +82,7 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         ("cpuset", "0-x", "{} is not a CPU number or range; write it like 0-3,8,10-11"),
         ("ranks", "257", "{} is not a whole number from 1 to 256"),
         ("visible", "0\0", "{} is not text: it has a NUL or bytes that are no UTF-8"),
+        ("visible", "0\udcff", "{} is not text: it has a NUL or bytes that are no UTF-8"),
     ],
 )
 def test_a_malformed_value_is_refused_with_one_line(name: str, text: str, problem: str) -> None:
