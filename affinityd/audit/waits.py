@@ -117,5 +117,5 @@ def _confine(waits: Waits, other: Runner, scheduler: str | None) -> str:
             "let affinityd place them"
         )
     if not waits.elsewhere:
-        return "start each of them with affinityd exec on CPUs of its own"
+        return "start each process with affinityd exec on CPUs of its own"
     return f"affinityd pin --tree --cpus {format_list(waits.elsewhere)} {other.pid} keeps it off"

@@ -157,7 +157,7 @@ def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
 
 
 def write_whole(path: Path, data: bytes, mode: int | None = READABLE) -> None:
-    """Write a file beside its place and rename it: readers see the old one or the new one.
+    """Write a file beside its place and rename it: readers see the old file or the new one.
 
     `mode` None: as the umask has it. Raises OSError, and leaves no temporary file.
     """

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add affinityd's own options; the help shows those that people type."""
     parser.usage = "affinityd exec [OPTION …] -- CMD …"
     parser.description = (
-        "Run CMD on the CPUs near this process's GPU. A launcher starts one for each rank: "
+        "Run CMD on the CPUs near this process's GPU. A launcher starts it for each rank: "
         "torchrun --nproc_per_node 8 --no-python affinityd exec -- python -u train.py"
     )
     parser.epilog = (

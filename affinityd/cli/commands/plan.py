@@ -43,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--json", dest="format", action="append_const", const="json", help=text)
     parser.add_argument("--explain", action="store_true", help="print the reasons below each rank")
     add_svg(parser)
-    text = "choose the GPUs near the CPUs of each rank, which --cpus-of names"
+    text = "choose GPUs for each rank, near the CPUs that --cpus-of gives it"
     parser.add_argument(
         "--choose-gpu", action="append_const", const="gpu", dest="choose", help=text
     )
