@@ -83,7 +83,7 @@ def _jsonable(value: Any) -> object:  # noqa: ANN401 - as json.JSONEncoder.defau
 
 @cache
 def _writer(kind: type) -> Callable[[Any], object]:
-    """Return the JSON form of a document, or of a set of CPUs."""
+    """Return the function that writes a document, or a set of CPUs, as JSON."""
     if kind is frozenset:
         return format_list
     absent = {field.name for field in fields(kind) if _LEFT_OUT in field.metadata}

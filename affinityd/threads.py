@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def started(work: Callable[[], T]) -> Future[T]:
-    """Return a future with the result or exception of `work`. Raises OSError if no thread starts."""
+    """Run `work` in a thread; return its future. Raises OSError if no thread can be started."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # a caller that does not wait must not end the thread
 

@@ -226,7 +226,7 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
 def _read_soon(pid: int) -> Mapping[str, str] | None:
     """Return the environment of another process; None if it cannot be read in time."""
     try:
-        return in_time(lambda: environment_of(pid), 0.3)  # a page fault there may block the read
+        return in_time(lambda: environment_of(pid), 0.3)  # its page fault may block the read
     except TimeoutError:
         return None
 

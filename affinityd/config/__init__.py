@@ -35,7 +35,7 @@ PARAMETER_VARIABLES = {name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETE
 CPUS = f"{PREFIX}CPUS"  #: how many CPUs each task asked for, if known
 CHOOSE_GPU = f"{PREFIX}CHOOSE_GPU"  #: whether the GPUs near a rank's CPUs are chosen for it
 GPU_ORDER = f"{PREFIX}GPU_ORDER"  #: which GPU each rank uses, where affinityd does not choose
-BLANKS = " \t\r\v\f"  #: removed around a line, a name and a value
+BLANKS = " \t\r\v\f"  #: blanks that are removed around a line, a name and a value
 
 SWITCH = "AFFINITYD"
 OFF = "off"  #: affinityd changes no process

@@ -228,7 +228,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _frames(connection: socket.socket, deadline: float) -> Iterator[Frame]:
-    """Yield the server's frames. Raises OSError if the server closes or is late, and ValueError."""
+    """Yield the server's frames. Raises OSError; ValueError if the server speaks no HTTP/2."""
     while True:
         head = _exactly(connection, FRAME_HEAD, deadline)
         length = int.from_bytes(head[:3], "big")

@@ -33,7 +33,7 @@ class Demand(NamedTuple):
     unreserved: CpuSet  #: online − reserved
     options: Options = Options()
     #: How many logical CPUs the ranks of a home node ask for together; missing: `options.cpus`
-    #: each. A node without ranks has what other processes of the job ask.
+    #: each. A node without ranks has the number that other processes of the job ask for.
     together: Mapping[int | None, int] = {}
     #: Each rank's home node, for modes that divide its cores; None: the nearest.
     homes: tuple[int | None, ...] | None = None

@@ -41,7 +41,7 @@ def choose_gpus(
     else:
         base = MOST_GPUS << len(gpus)
     crowding = base**ranks  # more than the number of any list
-    unit = crowding * (1 + ranks * ranks)  # more than all crowding
+    unit = crowding * (1 + ranks * ranks)  # more than the cost of all crowding
     costs = []
     for rank, distances in enumerate(_distances(topology, cpus_of_ranks, gpus)):
         weight = base ** (ranks - 1 - rank)

@@ -19,7 +19,7 @@ from affinityd.text import count
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN, locality, vicinity
 
-#: Whether the CPUs are only a part of a core; the core's CPUs; those of them in the pool.
+#: Whether the CPUs are only a part of a core; the core's CPUs; which of its CPUs are in the pool.
 Part = tuple[bool, tuple[int, ...], tuple[int, ...]]
 
 

@@ -18,13 +18,13 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     text = "print this node's lines of gres.conf, or compare slurmd's with them"
     commands = parser.add_subparsers(dest="command", metavar="gres-conf", required=True, help=text)
-    status = "exit status: 0: all lines are printed, or equal; 1: some are not; 2: that is unknown"
+    status = "exit status: 0: all lines are printed, or equal; 1: lines lack or differ; 2: unknown"
     about = f"{text[0].upper()}{text[1:]}."
     command = commands.add_parser("gres-conf", description=about, epilog=status)
     command.add_argument(
         "--diff",
         action="store_true",
-        help="print a diff from what slurmd -G has instead; 1: they differ",
+        help="print a diff from the lines of slurmd -G to these lines",
     )
     command.add_argument(
         "--node-name",

@@ -176,9 +176,9 @@ def cgroup(facts: NodeFacts) -> CheckResults:
             above = scope.rpartition("/")[0]
             yield warn(
                 f"{scope}/cgroup.controllers has no cpuset: jobs are not confined to their CPUs",
-                f"echo +cpuset > {above}/cgroup.subtree_control; permanently, Slurm: "
-                "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf, "
-                "Kubernetes: restart kubelet, which enables it",
+                f"echo +cpuset > {above}/cgroup.subtree_control; to keep it, with Slurm: "
+                "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf; "
+                "with Kubernetes: restart kubelet, which enables it",
                 facts.topology.gpus,
             )
     jobs = ", ".join(scopes) or "no job of Slurm or Kubernetes"
