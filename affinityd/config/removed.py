@@ -27,7 +27,7 @@ REMOVED_COMMANDS: Mapping[str, str] = {
     "audit --measured": MEASURING,
     "exec --check": SWITCHES_REMEDY,
     "exec --own": SWITCHES_REMEDY,
-    "pin --memory": "affinityd verify --resident PID prints the migratepages(8) that moves it",
+    "pin --memory": "affinityd verify --resident PID prints a migratepages(8) that moves memory",
     "serve --measured": MEASURING,
 }
 #: Variables, also as lines of the settings file → what to do instead.

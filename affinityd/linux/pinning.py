@@ -29,8 +29,8 @@ QUIET_PASSES = 2
 
 MAX_PASSES = 100  #: a limit for a process that starts threads faster than they can be pinned
 
-#: As many while a pinned thread is awake, which may be in a fork(2) of a large process that began
-#: earlier. Pauses between the passes double from PINNING_PAUSE seconds on: half a second in all.
+#: How many such passes while a pinned thread is awake: it may be in a fork(2) of a large process
+#: that began earlier. The pauses double from PINNING_PAUSE seconds on: half a second in all.
 PATIENT_PASSES = 10
 PINNING_PAUSE = 0.001
 
