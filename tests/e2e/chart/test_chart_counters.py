@@ -46,8 +46,8 @@ HISTORIES: Mapping[str, tuple[str, str | None, int, float | None]] = {
     "the daemon was restarted: what it counted since": ("0+120x4 0+120x9", None, 8, 1.6),
     "long after a restart": ("0+120x4 0+120x9", None, 12, 2),
     "newborn: all that it has counted": ("_ _ _ _ _ 0+100x9", None, 8, 1),  # 300 in 300 s
-    "newborn, and never more": ("_ _ _ _ _ 0x9", None, 8, 0),
-    "its scrapes are missing for longer than a rate's minutes": ("0+120x4 _x9", None, 12, None),
+    "newborn: it counts nothing more": ("_ _ _ _ _ 0x9", None, 8, 0),
+    "scrapes are missing for longer than a rate's minutes": ("0+120x4 _x9", None, 12, None),
     "the node is gone": ("0+120x9 stale", None, 15, None),
     "two daemons that count the same": (STEADY, STEADY, 8, 2),
     "two daemons, of which one was started later": (STEADY, "_ _ _ _ _ 0+120x9", 8, 2),

@@ -21,7 +21,7 @@ LABEL = "org.opencontainers.image."
 RESTRICTED = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all"]
 RESTRICTED += ["--security-opt=no-new-privileges"]
 USERS = {
-    "the image's own": [],
+    "the image's user": [],
     "a uid that OpenShift chooses, of group 0": ["--user=1000650000:0"],
     "root, as an init step is": ["--user=0:0"],
 }

@@ -31,12 +31,12 @@ LATE = "no answer in time from /run/affinityd/affinityd.sock"
 #: How tasks are started, and the CPUs of each. `{0}` and `{1}` are how maps name GPUs 2 and 3,
 #: `{2}` and `{3}` how masks do.
 APART = {
-    "all see all": ([*TWO], [GPU[2], GPU[3]]),
+    "tasks see all GPUs": ([*TWO], [GPU[2], GPU[3]]),
     "one GPU a task": (["--ntasks=2", "--gpus-per-task=1"], [GPU[0], GPU[1]]),
     "one GPU of a type a task": (["--ntasks=2", "--gpus-per-task=small:1"], [GPU[2], GPU[3]]),
     "single": ([*TWO, "--gpu-bind=single:1"], [GPU[2], GPU[3]]),
     "one task a GPU": (["--ntasks=2", "--gpus=2", "--ntasks-per-gpu=1"], [GPU[0], GPU[1]]),
-    "not bound": ([*TWO, "--gpu-bind=none"], [GPU[2], GPU[3]]),
+    "unbound GPUs": ([*TWO, "--gpu-bind=none"], [GPU[2], GPU[3]]),
     "a map": ([*TWO, "--gpu-bind=map_gpu:{0},{1}"], [GPU[2], GPU[3]]),
     "a map the other way round": ([*TWO, "--gpu-bind=map_gpu:{1},{0}"], [GPU[3], GPU[2]]),
     "a mask": ([*TWO, "--gpu-bind=mask_gpu:{2},{3}"], [GPU[2], GPU[3]]),
@@ -45,7 +45,7 @@ APART = {
         [GPU[2], GPU[3]],
     ),
     "a lone task has several": (["--ntasks=1", "--cpus-per-task=2", TWO[1]], [BOTH]),
-    "Slurm is told how to slice": ([*TWO, "--cpu-bind=cores"], [GPU[2], GPU[3]]),
+    "chosen slices": ([*TWO, "--cpu-bind=cores"], [GPU[2], GPU[3]]),
     "no environment": ([*TWO, "--export=NONE"], [GPU[2], GPU[3]]),
 }
 #: Two tasks on a GPU that is near a single CPU.
@@ -63,7 +63,7 @@ ALONE = {
     **{f"--cpu-bind={kind}": [*TWO, f"--cpu-bind={kind}"] for kind in BINDS},
 }
 #: Styles in which all tasks see the same GPUs: those with task/affinity exchange CPUs.
-ASSUMED = ("all see all", "not bound", "Slurm is told how to slice", "no environment")
+ASSUMED = ("tasks see all GPUs", "unbound GPUs", "chosen slices", "no environment")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -275,7 +275,7 @@ def test_a_task_is_planned_from_the_node_json_that_a_daemon_left(ended: Node, sh
 
 
 @pytest.mark.parametrize(
-    "fault", ["it hangs", "it answers a byte at a time", "it speaks no HTTP", "10 MB"]
+    "fault", ["a server that hangs", "an answer byte by byte", "no HTTP", "10 MB"]
 )
 def test_a_task_is_planned_from_node_json_if_the_daemon_does_not_answer(
     ended: Node, fault: str
@@ -434,14 +434,14 @@ ODD = {"CUDA_VISIBLE_DEVICES": "MIG-1a/2 &visible=3#\n4", "SLURM_NTASKS": "$(id)
 #: What the request depends on → device files, variables, and the `granted` of the request.
 ASKED: dict[str, tuple[str, Mapping[str, str], str | None]] = {
     "NVIDIA: the files that can be opened": (NVIDIA, FAR_GPU, "minor:0,minor:1"),
-    "NVIDIA without one: another GPU's is nothing": ("nvidiactl dri/renderD128", FAR_GPU, None),
+    "NVIDIA: AMD's files do not count": ("nvidiactl dri/renderD128", FAR_GPU, None),
     "AMD: its variable, its files": (AMD, {"ROCR_VISIBLE_DEVICES": "1"}, "drm:128,drm:129"),
     "Gaudi: its files": (GAUDI, {"SLURM_GPUS_ON_NODE": "2"}, "accel:2,accel:3"),
     "every vendor's variables": ("", {**FAR_GPU, **LISTS}, None),
-    "to the letter": ("", ODD, None),
+    "values are sent unchanged": ("", ODD, None),
     "a step": ("", {**FAR_GPU, **STEP, "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, None),
     "masks that Slurm chose": ("", {**FAR_GPU, **STEP, **MASKS}, None),
-    "what was chosen": ("", {**FAR_GPU, "AFFINITYD_MODE": "even", "AFFINITYD_CPUS": "3"}, None),
+    "the user's choices": ("", {**FAR_GPU, "AFFINITYD_MODE": "even", "AFFINITYD_CPUS": "3"}, None),
 }
 
 
@@ -534,25 +534,25 @@ def dribbling(connection: socket.socket, over: threading.Event) -> None:
 
 #: Fault → the server that listens, and the reason that the task is told.
 FAULTS: dict[str, tuple[Behaviour | None, str]] = {
-    "there is none": (None, f"no daemon answers at {SOCKET}"),
-    "it hangs": (hanging, LATE),
-    "it answers a byte at a time": (dribbling, LATE),
-    "it speaks no HTTP": (answering(os.urandom(4096)), NO_PLAN),
-    "it answers nothing": (ok(""), NO_PLAN),
+    "no server": (None, f"no daemon answers at {SOCKET}"),
+    "a server that hangs": (hanging, LATE),
+    "an answer byte by byte": (dribbling, LATE),
+    "no HTTP": (answering(os.urandom(4096)), NO_PLAN),
+    "an empty answer": (ok(""), NO_PLAN),
     "an error": (answering(http("500 Internal Server Error", b"Oh\nno\n")), "Oh"),
     "10 MB": (ok(b"0," * (MUCH // 2)), NO_PLAN),
     "10 MB of a plan": (ok(plan() + "X" * MUCH, "connection: close"), LATE),
     "no cpulist": (ok(plan(CPULIST="all")), NO_PLAN),
-    "an empty one": (ok(plan(CPULIST="")), NO_PLAN),
-    "a command": (ok(plan(CPULIST="0;touch /tmp/pwned")), NO_PLAN),
-    "an option": (ok(plan(CPULIST="-1")), NO_PLAN),
+    "an empty cpulist": (ok(plan(CPULIST="")), NO_PLAN),
+    "a cpulist with a command": (ok(plan(CPULIST="0;touch /tmp/pwned")), NO_PLAN),
+    "a cpulist like an option": (ok(plan(CPULIST="-1")), NO_PLAN),
     "a list that ends early": (ok(plan(CPULIST="0,")), NO_PLAN),
     "a CPU that is not here": (ok(plan(CPULIST="4095")), "CPUs 4095 were refused"),
     "a CPU that no machine has": (ok(plan(CPULIST="0-9999999999999999999")), NO_PLAN),
     "a range the wrong way round": (ok(plan(CPULIST="1-0")), "CPUs 1-0 were refused"),
     "an unknown locality": (ok(plan(LOCALITY="far away")), NO_PLAN),
     "it is off": (ok(plan() + "AFFINITYD=off\n"), f"AFFINITYD=off, from the daemon at {SOCKET}"),
-    "it observes": (ok(plan() + "AFFINITYD=observe\n"), WOULD),
+    "the daemon observes": (ok(plan() + "AFFINITYD=observe\n"), WOULD),
 }
 
 
@@ -597,7 +597,7 @@ LIBRARIES = ("OPENSSL_CONF", "SSLKEYLOGFILE", "GNUTLS_SYSTEM_PRIORITY_FILE")
 
 #: A user's environment; some of its files are in a folder.
 ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
-    "tools of its own": lambda folder: {"PATH": f"{folder}:/usr/bin:/bin"},
+    "a PATH with other tools": lambda folder: {"PATH": f"{folder}:/usr/bin:/bin"},
     "no PATH": lambda _: {"PATH": "/nonexistent"},
     "a start-up file": lambda folder: {"BASH_ENV": f"{folder}/rc", "ENV": f"{folder}/rc"},
     "functions": lambda _: {f"BASH_FUNC_{name}%%": FUNCTION for name in ("cd", "module", "ml")},
@@ -606,7 +606,7 @@ ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
     "a library that is not there": lambda _: {"LD_PRELOAD": "/nonexistent.so"},
     "other libraries": lambda folder: {"LD_LIBRARY_PATH": f"{folder}"},
     "a proxy": lambda _: {"http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "socks5://127.0.0.1:1"},
-    "another language": lambda _: {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "tr"},
+    "another locale": lambda _: {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "tr"},
     "settings that never end": lambda folder: dict.fromkeys(LIBRARIES, f"{folder}/fifo"),
     "settings of curl": lambda folder: {"HOME": f"{folder}", "CURL_HOME": f"{folder}"},
     "variables of the script": lambda _: dict.fromkeys(OWN_NAMES, "/nonexistent"),

@@ -135,10 +135,10 @@ def test_a_process_is_an_orphan_if_it_has_ended_or_lost_its_main_thread(
     ("others", "reason"),
     rows("""
     no scheduler owns the node |  |
-    its owner has no job, where Slurm runs them | 41 slurmd 1 0 0; 43 bash 1 1000 34816 | job
-    it may be of its owner's job | 41 slurmd 1 0 0; 40 slurmstepd 1 0 0; 44 t 40 1000 0 |
-    a job of another user lives | 41 slurmd 1 0 0; 40 slurmstepd 1 0 0; 44 t 40 1001 0 | job
-    what a user calls slurmd runs no jobs | 41 slurmd 1 1001 0; 43 bash 1 1000 34816 |
+    its owner has no job, on a Slurm node | 41 slurmd 1 0 0; 43 bash 1 1000 34816 | job
+    its owner has a job, on a Slurm node | 41 slurmd 1 0 0; 40 slurmstepd 1 0 0; 44 t 40 1000 0 |
+    only another user has a job | 41 slurmd 1 0 0; 40 slurmstepd 1 0 0; 44 t 40 1001 0 | job
+    a user's program with the name slurmd | 41 slurmd 1 1001 0; 43 bash 1 1000 34816 |
     """),
 )
 def test_a_process_of_no_job_container_or_service_is_an_orphan_where_slurm_runs(

@@ -44,11 +44,11 @@ def test_a_process_s_placement_is_that_of_its_threads_that_no_library_pinned(
 @pytest.mark.parametrize(
     ("mask", "cpuset", "expected", "cause"),
     rows("""
-    a CPU of the other | 8 | 0-11 | local |
-    some of each | 6-9 | 0-11 | local |
-    far from both, though its cpuset is near one | 0-3 | 0-8 | remote | mask
-    and its cpuset far from both | 0-3 | 0-3 | remote | allocation
-    near one, and far from both | 0-7 | 0-11 | mixed | mask
+    a CPU near the second GPU | 8 | 0-11 | local |
+    CPUs near both GPUs | 6-9 | 0-11 | local |
+    far from both GPUs, with near CPUs in the cpuset | 0-3 | 0-8 | remote | mask
+    a cpuset far from both GPUs | 0-3 | 0-3 | remote | allocation
+    CPUs near a GPU, and far CPUs | 0-7 | 0-11 | mixed | mask
     unpinned | 0-11 | 0-11 | unpinned | unpinned
     """),
 )

@@ -111,10 +111,10 @@ def test_cpus_to_which_a_launcher_bound_a_rank_are_the_rank_s_own(
     ("environ", "mask", "launchers_mask", "cpus"),
     rows("""
     a launcher with the same mask divides | MPIRUN | 0-16 | 0-16 | 0-6,16
-    one that is unknown                   | MPIRUN | 0-16 | None | 0-6,16
-    one with fewer CPUs has not bound it  | MPIRUN | 0-31 | 0-1  | 16-31
-    one elsewhere has                     | MPIRUN | 14-16 | 0-1 | 14-16
-    Slurm says it by itself               | SRUN | 14-17 | 0-31 | 16-17
+    a launcher whose mask is unknown      | MPIRUN | 0-16 | None | 0-6,16
+    a launcher with fewer CPUs            | MPIRUN | 0-31 | 0-1  | 16-31
+    a launcher with other CPUs            | MPIRUN | 14-16 | 0-1 | 14-16
+    a task of Slurm, which lists masks    | SRUN | 14-17 | 0-31 | 16-17
     """),
 )
 def test_a_mask_is_the_rank_s_own_if_the_launcher_has_more_cpus(

@@ -49,11 +49,11 @@ def test_cores_are_read_from_sibling_lists(tmp_path: Path, files: str, expected:
 @pytest.mark.parametrize(
     ("files", "slow"),
     rows("""
-    of one kind           | devices/system/cpu/online=0-3 |
-    efficient ones        | devices/system/cpu/online=0-3; devices/cpu_atom/cpus=2-5 | 2-3
-    of less capacity | devices/system/cpu/online=0-2; devices/system/cpu/cpu0/cpu_capacity=446; \
+    cores of one kind     | devices/system/cpu/online=0-3 |
+    efficient cores       | devices/system/cpu/online=0-3; devices/cpu_atom/cpus=2-5 | 2-3
+    less capacity    | devices/system/cpu/online=0-2; devices/system/cpu/cpu0/cpu_capacity=446; \
 devices/system/cpu/cpu1/cpu_capacity=1024; devices/system/cpu/cpu2/cpu_capacity=446 | 0,2
-    of the same capacity  | devices/system/cpu/online=0-1; \
+    the same capacity     | devices/system/cpu/online=0-1; \
 devices/system/cpu/cpu0/cpu_capacity=1024; devices/system/cpu/cpu1/cpu_capacity=1024 |
     """),
 )
@@ -126,12 +126,12 @@ def read_nodes(tmp_path: Path, files: str, siblings: str = "0") -> Topology:
     no node folder: one without a number | | None:0-3
     sparse numbers | node0/cpulist=0-1; node8/cpulist=2-3 | 0:0-1 8:2-3
     offline CPUs do not count | node0/cpulist=0-87; node1/cpulist=88-175 | 0:0-3 1:
-    the lowest that lists a CPU | node0/cpulist=0-3; node1/cpulist=0-3 | 0:0-3 1:
+    the lowest node that lists a CPU | node0/cpulist=0-3; node1/cpulist=0-3 | 0:0-3 1:
     CPUs that no node lists come last | node1/cpulist=1,3 | 1:1,3 None:0,2
     NULs, and an empty list | node0/cpulist=0-3\0; node1/cpulist=; online=0-1\0 | 0:0-3 1:
     an old kernel has masks | node0/cpumap=00000000,00000003; node1/cpumap=c | 0:0-1 1:2-3
-    no kernel has so many | node0/cpulist=0-1; node1024/cpulist=2-3 | 0:0-1 None:2-3
-    ordered as numbers | node10/cpulist=0-1; node9/cpulist=2-3; power/x= | 9:2-3 10:0-1
+    a number above any kernel's | node0/cpulist=0-1; node1024/cpulist=2-3 | 0:0-1 None:2-3
+    nodes are ordered as numbers | node10/cpulist=0-1; node9/cpulist=2-3; power/x= | 9:2-3 10:0-1
     """),
 )
 def test_nodes_have_their_cpus_and_memory(tmp_path: Path, files: str, expected: str) -> None:

@@ -54,9 +54,9 @@ def test_unique_modes_may_use_the_package(name: str, asked: str, expected: str) 
 all of the package                  | three            |                      | 0-8
 all of every package of the node    | bridge           |                      | 0-7
 if only one package is allowed, too | bridge           | cpuset=0,5           | 0,5
-the rank's own node first           | bridge           | max_physical_cores=2 | 0,4
-then the nearest of the others      | bridge           | max_physical_cores=4 | 0,4-6
-of equally near ones the lower one  | equally near     | max_physical_cores=3 | 2-4
+a maximum: the rank's node first    | bridge           | max_physical_cores=2 | 0,4
+a maximum: then the nearest node    | bridge           | max_physical_cores=4 | 0,4-6
+a maximum: the lower of near nodes  | equally near     | max_physical_cores=3 | 2-4
 another package is no neighbor      | a package a node |                      | 0-1
 """),
 )
@@ -82,10 +82,10 @@ def test_a_refusal_names_the_shortage_and_the_possible_number(
     ("asked", "threads"),
     rows("""
 cores of its own             | gpus=0,1                                   | 10 10
-shared by two and by one     | gpus=0,1,4 mode=node                       | 10 10 20
-at least one                 | gpus=0,1 mode=single                       | 1 1
-rounded down                 | gpus=0,0,0 mode=node                       | 6 6 6
-after the cut                | gpus=0,1,2 mode=node max_physical_cores=3  | 1 1 1
+cores shared by two ranks    | gpus=0,1,4 mode=node                       | 10 10 20
+at least one thread          | gpus=0,1 mode=single                       | 1 1
+a number rounded down        | gpus=0,0,0 mode=node                       | 6 6 6
+cores after a maximum        | gpus=0,1,2 mode=node max_physical_cores=3  | 1 1 1
 """),
 )
 def test_threads_are_cores_divided_by_the_ranks_that_share_them(asked: str, threads: str) -> None:

@@ -62,13 +62,13 @@ def test_names_and_indices_mean_these_gpus(asked: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "vendor"),
     rows("""
-all are the first vendor's    |                            | nvidia
-an index is the first's       | gpus=0                     | nvidia
-a PCI bus id names any        | gpus=0000:44:00.0          | amd
-granted by UUID, it is 0      | granted=GPU-amd            | amd
-by render node, too           | granted=drm:129 gpus=0     | amd
-which may be the first's      | granted=drm:128            | nvidia
-of both the first vendor's    | granted=GPU-amd,GPU-nvidia | nvidia
+all: the first vendor's GPUs  |                            | nvidia
+an index: the first vendor    | gpus=0                     | nvidia
+a PCI bus id: any vendor      | gpus=0000:44:00.0          | amd
+a granted UUID: any vendor    | granted=GPU-amd            | amd
+an index of a granted file    | granted=drm:129 gpus=0     | amd
+a file of the first vendor    | granted=drm:128            | nvidia
+granted GPUs of both vendors  | granted=GPU-amd,GPU-nvidia | nvidia
 """),
 )
 def test_indices_count_by_vendor(asked: str, vendor: str) -> None:
@@ -88,10 +88,10 @@ def test_a_refusal_of_an_unknown_gpu_lists_the_existing_ones(
 @pytest.mark.parametrize(
     ("asked", "told"),
     rows("""
-at a GPU that is not here | visible=0,9,8,1 | CUDA_VISIBLE_DEVICES='0,9,8,1' ends before '9'
+a GPU that does not exist | visible=0,9,8,1 | CUDA_VISIBLE_DEVICES='0,9,8,1' ends before '9'
 the first of two lists | visible=ROCR_VISIBLE_DEVICES=0,9;HIP_VISIBLE_DEVICES=0 | ROCR_
-not for a GPU that is named | visible=0,9 gpus=0 |
-nor in the list of an MPS daemon | AFFINITYD_MPS_DEVICES=0,9 |
+no warning if gpus names a GPU | visible=0,9 gpus=0 |
+no warning for the list of MPS | AFFINITYD_MPS_DEVICES=0,9 |
 """),
 )
 def test_a_list_that_ends_early_causes_a_warning(asked: str, told: str) -> None:

@@ -43,13 +43,13 @@ def test_only_variables_of_a_vendor_with_a_driver_count(
 @pytest.mark.parametrize(
     ("environ", "mask", "cpus"),
     rows("""
-what it was planned on      | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=0-7 | 0-3 | 0-7
-narrowed since              | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=0-7 | 0-1 | 0-1
-widened since               | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=0-7 | 0-7 | 0-7
-not planned on that         | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=4-7 | 0-3 | 0-3
-half of what a pin says     | AFFINITYD_CPULIST=0-3                       | 0-3 | 0-3
-what is no cpulist          | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=x   | 0-3 | 0-3
-no pin                      |                                             | 0-3 | 0-3
+the CPUs of the earlier plan | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=0-7 | 0-3 | 0-7
+the mask was narrowed since  | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=0-7 | 0-1 | 0-1
+the mask was widened since   | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=0-7 | 0-7 | 0-7
+a plan on other CPUs         | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=4-7 | 0-3 | 0-3
+only one of the variables    | AFFINITYD_CPULIST=0-3                       | 0-3 | 0-3
+a malformed cpulist          | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=x   | 0-3 | 0-3
+no earlier pin               |                                             | 0-3 | 0-3
 """),
 )
 def test_a_mask_that_an_earlier_pin_set_is_no_limit(environ: str, mask: str, cpus: str) -> None:

@@ -52,11 +52,11 @@ def test_the_document_has_the_request_as_it_was_parsed(
 @pytest.mark.parametrize(
     ("asked", "allowed"),
     rows("""
-the node's                | | 0-7 node None
-less the reserved         | reserved=0,7           | 1-6 node None
+the node's CPUs           | | 0-7 node None
+without reserved CPUs     | reserved=0,7           | 1-6 node None
 the caller's mask         | mask=0-3,9             | 0-3 caller 0-3,9
-the request's             | cpuset=2-99 mask=0-3   | 2-3 request 0-3
-the node's for any caller | whose=node mask=0-3    | 0-7 node None
+the request's cpuset      | cpuset=2-99 mask=0-3   | 2-3 request 0-3
+the node's by whose=node  | whose=node mask=0-3    | 0-7 node None
 """),
 )
 def test_the_allowed_cpus_have_a_source_and_the_cpuset(asked: str, allowed: str) -> None:

@@ -95,7 +95,7 @@ def test_each_task_of_a_step_gets_these_cpus(described: str, expected: str) -> N
 @pytest.mark.parametrize(
     ("described", "expected"),
     rows("""
-fewer than were asked for | job=0-3 seen=0/1 slices=48-55 SLURM_CPUS_PER_TASK=4 mode=exclusive \
+fewer CPUs than requested | job=0-3 seen=0/1 slices=48-55 SLURM_CPUS_PER_TASK=4 mode=exclusive \
 | 48-55 48-55
 too few cores for its tasks | job=0 seen=0/0/0 slices=48-49 mode=exclusive | 48-49 48-49 48-49
 """),
@@ -135,13 +135,13 @@ def test_cores_of_the_step_that_no_task_has_are_idle() -> None:
 @pytest.mark.parametrize(
     ("mask", "variables", "why"),
     rows("""
-the user's | 48-49 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000 | narrowed to 48-49
-after a pin | 48 | AFFINITYD_CPULIST=48-49 SLURM_CPU_BIND_LIST=0x3,0xc | narrowed to 48
-few | 48-51 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf SLURM_GTIDS=0,1,2 | 2 masks for 3 tasks
-beyond the cpuset | 48-51 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf | has CPUs 0-3,
-tasks unknown | 48-51 | SLURM_CPU_BIND_LIST=0x3,0xc SLURM_GTIDS= | neither SLURM_GTIDS
-bound to CPUs | 48-51 | SLURM_CPU_BIND_TYPE=map_cpu: | --cpu-bind=map_cpu,
-bound to memory | 48-51 | SLURM_MEM_BIND_TYPE=quiet,local | --mem-bind=quiet,local
+a narrowed mask | 48-49 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000 | narrowed to 48-49
+a narrowed pin | 48 | AFFINITYD_CPULIST=48-49 SLURM_CPU_BIND_LIST=0x3,0xc | narrowed to 48
+few masks | 48-51 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf SLURM_GTIDS=0,1,2 | 2 masks for 3 tasks
+a listed mask outside the cpuset | 48-51 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf | has CPUs 0-3,
+the tasks are unknown | 48-51 | SLURM_CPU_BIND_LIST=0x3,0xc SLURM_GTIDS= | neither SLURM_GTIDS
+the user bound it to CPUs | 48-51 | SLURM_CPU_BIND_TYPE=map_cpu: | --cpu-bind=map_cpu,
+the user bound its memory | 48-51 | SLURM_MEM_BIND_TYPE=quiet,local | --mem-bind=quiet,local
 """),
 )
 def test_a_mask_that_slurm_did_not_choose_stays(mask: str, variables: str, why: str) -> None:
