@@ -24,7 +24,6 @@ echo >>{folder}/tries
 exec {curl} "$@"
 """
 
-
 #: What the TaskProlog and a pod's `run` do.
 ASK = '. "$1"; curl=$2/curl clean=; ask "$3" 9 ""; echo "${answer:-no answer}"'
 

@@ -118,7 +118,6 @@ found = containers(list_pods("/var/lib/kubelet/pod-resources/kubelet.sock"))
 print(os.getuid(), *(it.pod for it in found))
 """
 
-
 #: Only a tracer may look at the memory of a process with other capabilities.
 LOOKS = """
 from affinityd.linux.resident import resident_memory

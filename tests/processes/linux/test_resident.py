@@ -59,7 +59,6 @@ print('ready', flush=True)
 input()
 """
 
-
 #: Shared memory in 960 mappings of 64 KiB.
 FRAGMENTED = """
 import ctypes, mmap
@@ -71,7 +70,6 @@ for start in range(0, len(shared), 1 << 17):
 print('ready', flush=True)
 input()
 """
-
 
 #: A file of 3 GiB that is mapped and not read, beside 100 MiB of memory.
 SPARSE = """
@@ -101,8 +99,12 @@ def test_pages_are_drawn_in_proportion_to_the_resident_size_of_each_kind() -> No
 
 def test_memory_is_located_beside_a_large_mapping_that_is_hardly_touched() -> None:
     with program(SPARSE) as holder:
-        part = resident_memory(holder.pid).part_on({0})
-    assert part == 1.0
+        assert resident_memory(holder.pid).part_on({0}) == 1.0
+
+
+def test_a_node_s_bytes_are_in_proportion_to_its_drawn_pages() -> None:
+    memory = ResidentMemory({ANONYMOUS: 90}, {(ANONYMOUS, 8): 1, (ANONYMOUS, 0): 2})
+    assert f"{memory.by_node}" == "{0: 60, 8: 30}"
 
 
 def test_small_mappings_in_a_long_list_count() -> None:
