@@ -1,7 +1,7 @@
 """Runs the comparisons, prints them, and writes bench/results.md.
 
-scripts/bench           all of them
-scripts/bench PART      one of them, which is only printed
+scripts/bench           runs all comparisons
+scripts/bench PART      runs one comparison, and only prints it
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import memory, plans, process, prolog, scans, start
 from bench.ratio import Ratio
 
-#: What is run, in this order: quick ones first.
+#: The comparisons in the order in which they run: quick ones first.
 PARTS: dict[str, Callable[[], tuple[Ratio, ...]]] = {
     "start": start.measure,
     "plans": plans.measure,

@@ -45,7 +45,7 @@ def live(folder: Path, *arguments: str) -> Iterator[Daemon]:
 
 
 def peer_command(path: Path, size: int) -> list[str]:
-    """Return the command that runs the peer: it answers so many bytes to any path."""
+    """Return the command that runs the peer, which answers this number of bytes to any path."""
     return [sys.executable, "-m", "bench.daemon", str(path), str(size)]
 
 
@@ -61,7 +61,7 @@ def peer(path: Path, size: int) -> Iterator[Popen[bytes]]:
 
 
 def burst(path: Path, targets: Sequence[str]) -> tuple[float, list[bytes]]:
-    """Ask for all at once, each over a connection of its own; all answers must be 200.
+    """Send all requests at once, each over its own connection; all answers must be 200.
 
     Return the seconds from the first connect(2) to the last answer, and the bodies. One process
     asks, as cheaply as Python can: epoll(7) and raw bytes.
@@ -94,7 +94,7 @@ def burst(path: Path, targets: Sequence[str]) -> tuple[float, list[bytes]]:
 
 
 if __name__ == "__main__":
-    # Imported here: the measurements need neither.
+    # Imported here: the measurements do not need them.
     import uvicorn
     from fastapi import FastAPI, Response
 

@@ -74,14 +74,14 @@ def crowded(rounds: int) -> list[float]:
 
 @contextmanager
 def crowd_of(uid: int, path: Path) -> Iterator[None]:
-    """Run a process of this uid that opens a thousand connections again and again, and asks."""
+    """Run a process of this uid that repeatedly opens 1,000 connections and asks on each."""
     context = multiprocessing.get_context("fork")
     asked = context.Event()
 
     def ask() -> None:
         os.setresuid(uid, uid, uid)
         while True:
-            with suppress(OSError, AssertionError):  # the daemon closes what is above its limit
+            with suppress(OSError, AssertionError):  # the daemon closes connections above its limit
                 burst(path, [job(0)[0]] * CONNECTIONS)
             asked.set()
 

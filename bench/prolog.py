@@ -47,7 +47,7 @@ ALONE = {
     OURS: (str(SCRIPTS / "task_prolog.sh"),),
 }
 
-#: Runs a command where no device file is a GPU's, and no daemon has been.
+#: Runs a command without device files of GPUs, and without a daemon's folder.
 _NO_DEVICES = """\
 mount -t tmpfs -o mode=755 tmpfs /dev
 mknod -m 666 /dev/null c 1 3

@@ -1,7 +1,7 @@
 """The CPU time that a process without a GPU adds to a scan, beside psutil, which reads its mask.
 
-It is that of scans with many idle processes less that of scans without them: where NVML tells which
-processes use the GPUs, and where open device files do.
+It is the time of scans with many idle processes, minus that of scans without them. It is measured
+with NVML and with open device files as the source of the GPUs' processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.children import children_of
 from tests.support.machines.by_hand import made
 
 VENDORS = ("nvidia", "huawei")
-SCANS = 240  #: an hour's
+SCANS = 240  #: of an hour
 IDLE = 'i=0; while [ $i -lt "$0" ]; do sleep 3600 & i=$((i + 1)); done; echo ready; wait'
 
 

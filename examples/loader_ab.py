@@ -124,7 +124,7 @@ def check_shared_memory(ranks: int, options: argparse.Namespace) -> None:
 
 
 def run(arm: str, ranks: int, options: argparse.Namespace) -> Measured:
-    """Run one arm: torchrun starts the ranks, by way of affinityd if they are to be pinned."""
+    """Run one arm: torchrun starts the ranks, through affinityd in the pinned arm."""
     pin = [sys.executable, "-m", "affinityd", "exec", "--mode", options.mode, "--"]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
@@ -218,7 +218,7 @@ def gpu_node(device: torch.device) -> int | None:
 
 
 def near_share(tensor: torch.Tensor, node: int | None) -> float:
-    """Return the share of a tensor's pages that lie on a node; NaN where it cannot be told."""
+    """Return the share of a tensor's pages that lie on a node; NaN if it is not known."""
     number = MOVE_PAGES.get(os.uname().machine)
     if node is None or number is None:
         return math.nan
@@ -233,7 +233,7 @@ def near_share(tensor: torch.Tensor, node: int | None) -> float:
 
 
 def compared(unpinned: list[Measured], pinned: list[Measured]) -> str:
-    """Say what both arms' rounds come to."""
+    """Return the lines that compare the rounds of both arms."""
     ratios = sorted(b.rate / a.rate for a, b in zip(unpinned, pinned, strict=True))
     says = (
         f"steps/s: {statistics.median(one.rate for one in unpinned):.2f} unpinned, "

@@ -29,7 +29,7 @@ settings.register_profile(
     "quick",
     max_examples=30,
     deadline=None,  # a busy machine is no failure
-    derandomize=True,  # the same examples everywhere: what passes here passes in CI
+    derandomize=True,  # the same examples on every machine, also in CI
 )
 settings.register_profile(
     "long", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]

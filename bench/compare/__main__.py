@@ -50,7 +50,7 @@ def judged(
                     yield tool, question, answer, judge(question, answer, unique=tool.unique)
 
 
-#: How often a tool's answers to a kind of question were judged so.
+#: How often each outcome was the judgment of a tool's answers to a kind of question.
 Counts = Mapping[str, Counter[tuple[str, Outcome]]]
 
 

@@ -18,7 +18,7 @@ GPU_AFFINITY_URL = "https://github.com/NVIDIA/gpu_affinity"
 
 TORCH_VERSION = "2.15.0"
 TORCH = PEERS / f"torch-{TORCH_VERSION}-binding.py"
-#: The smallest of its wheels: one file of it is read, which is the same in all.
+#: PyTorch's smallest wheel: the one file that is read is the same in all wheels.
 TORCH_PLATFORM = "macosx_14_0_arm64"
 
 

@@ -33,8 +33,8 @@ def near(machine: Machine, gpu: int, allowed: CpuSet) -> CpuSet:
 def judge(question: Question, answer: Answer, *, unique: bool) -> Outcome:
     """Return the worst outcome that fits an answer; `unique`: no two ranks may share a core.
 
-    A rank that was left as it was counts as unpinned only where it may run on a far CPU, or where
-    it was promised cores of its own: on a machine of one node it has nothing to be far from.
+    A rank that the tool did not bind counts as unpinned only if it may run on a far CPU, or was
+    promised cores of its own: on a machine of one node no CPU is far.
     """
     if answer.error is not None:
         return "error"

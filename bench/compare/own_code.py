@@ -1,7 +1,7 @@
 """Runs a tool's own code on a reported machine: in a child that has the machine's tree as its root.
 
-The tool reads /sys by absolute paths. What no file answers is answered by functions in place of
-the real ones: masks, the number of CPUs, NVML, and torch's list of devices.
+The tool reads /sys by absolute paths. Functions in place of the real ones answer what no file
+tells: masks, the number of CPUs, NVML, and torch's list of devices.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def union(sets: Iterable[CpuSet]) -> CpuSet:
 class ReportedGpu:
     pci_bus_id: str
     node: int | None  #: None: the report does not say, or names several
-    shown: str | None  #: the CPU affinity as printed, where the display cut it
+    shown: str | None  #: the CPU affinity as printed, if the display cut it
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Machine:
     threads: int
     sockets: int
     online: CpuSet
-    cpuset: CpuSet | None  #: the reporter's, as far as it showed
+    cpuset: CpuSet | None  #: the reporter's cpuset, as far as the report shows it
     nodes: Mapping[int, CpuSet]
     gpus: tuple[ReportedGpu, ...]
 
@@ -68,7 +68,7 @@ class Machine:
 
     @cached_property
     def siblings(self) -> str:
-        """Return how hyperthreads are numbered: "split", or "adjacent" where nodes cut that."""
+        """Return how hyperthreads are numbered: "split", or "adjacent" if nodes exclude that."""
         return "split" if self._fits("split") else "adjacent"
 
     def _fits(self, siblings: str) -> bool:
@@ -144,7 +144,7 @@ class Question:
     kind: str
     allowed: CpuSet
     order: tuple[int, ...]
-    is_apart: bool = False  #: each rank is a job of its own, which sees its GPU alone
+    is_apart: bool = False  #: each rank is a job of its own, which sees only its GPU
 
     @property
     def visible(self) -> str:
@@ -181,7 +181,7 @@ def questions(machine: Machine) -> Iterator[Question]:
 
 
 def machines() -> list[Machine]:
-    """Return every reported machine whose nodes are known, the unfit ones too."""
+    """Return every reported machine whose nodes are known, including the unfit machines."""
     lines = REPORTS.read_text().splitlines()
     return [_machine(line.split("\t")) for line in lines if not line.startswith("#")]
 

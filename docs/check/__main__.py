@@ -17,7 +17,7 @@ from docs.site.__main__ import pages
 
 
 def faults() -> Iterator[str]:
-    """Yield what is wrong, and where."""
+    """Yield each fault with its place."""
     navigation = pages()
     for page in PAGES:
         place = page.relative_to(ROOT)

@@ -15,7 +15,7 @@ from docs.check.pages import PAGES, ROOT
 FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 PROMPT = re.compile(r"^\$ ", re.MULTILINE)
 COMMENT = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
-BETWEEN = "();<>|&\n"  #: what separates the simple commands of a shell
+BETWEEN = "();<>|&\n"  #: separators of simple commands of a shell
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Block:
 
     @property
     def script(self) -> str:
-        """What is typed: all of `sh`, of other blocks what is after a prompt."""
+        """What is typed: a whole block of `sh`; in other blocks the text after each prompt."""
         if self.kind == "sh":
             return self.text
         return "".join(f"{command}\n" for command, _ in self.examples)

@@ -61,7 +61,7 @@ def missing_files(page: Path) -> Iterator[str]:
 
 
 def too_many_words(page: Path) -> Iterator[str]:
-    """Yield how many words a page has, if these are too many."""
+    """Yield the number of a page's words if it is too large."""
     words = len(page.read_text().split())
     if words > MOST_WORDS and page.name not in REFERENCES:
         yield f"{words} words: a page has one reader and one task, in {MOST_WORDS} words"

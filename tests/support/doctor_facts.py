@@ -16,7 +16,7 @@ PCI = "sys/bus/pci/devices"
 
 #: Four CPUs and a GPU on each of two nodes.
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
-#: The same GPUs where all CPUs are on one node.
+#: The same GPUs on a machine with all CPUs on one node.
 ONE = made({0: "0-7"}, gpus=[0, 0])
 NO_GPU = made({0: "0-3", 1: "4-7"}, gpus=[])
 

@@ -66,7 +66,7 @@ def beside(it: AuditedProcess, gpu: int) -> AuditedProcess:
 
 
 def several(number: int, gpus: int) -> list[AuditedProcess]:
-    """Return processes: GPU 0's are far, 1's orphans, 2's wait, and a few alike ones elsewhere."""
+    """Return processes: far ones on GPU 0, orphans on 1, waiting ones on 2, and some on others."""
     kinds = {0: far, 1: orphan, 2: waiting}
     made = []
     for place in range(number):

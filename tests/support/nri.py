@@ -112,7 +112,7 @@ class Runtime:
         self._listener.settimeout(PATIENCE)
         self._listener.bind(str(path))
         self._listener.listen()
-        self.connection = socket.socket(socket.AF_UNIX)  # to be the plugin's
+        self.connection = socket.socket(socket.AF_UNIX)  # for the plugin
         self._stream = -1
 
     def has_caller(self) -> bool:

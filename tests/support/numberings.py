@@ -166,7 +166,7 @@ def _right(case: Case, rank: int | None) -> frozenset[str]:
 
 
 def _selected(order: list[int], text: str) -> list[int]:
-    """Return the devices that a list leaves of those in this order."""
+    """Return the devices that a list selects from devices in this order."""
     devices = []
     for entry in text.split(","):
         if entry.isdigit() and int(entry) < len(order):

@@ -112,7 +112,7 @@ class Pod:
 
 @cache
 def _prepared(socket: Path, _since: int, said: frozenset[tuple[str, str]]) -> Path:
-    """Return the files of an init container: the pods of one daemon have the same."""
+    """Return the files of an init container, which are the same for all pods of a daemon."""
     folder = Path(tempfile.mkdtemp(prefix="affinity-"))
     atexit.register(shutil.rmtree, folder)
     done = affinityd("init", "--to", str(folder / "to"), "--socket", str(socket), env=dict(said))

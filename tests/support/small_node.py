@@ -1,6 +1,6 @@
 """A replayed node of two NUMA nodes on which real processes of this machine can be placed.
 
-Its CPUs 0 and 1 are this machine's; each is on a node of its own, as is each of its two GPUs.
+Its CPUs 0 and 1 are this machine's. Two NUMA nodes have one of these CPUs and one GPU each.
 """
 
 import os

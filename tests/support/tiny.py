@@ -21,7 +21,7 @@ BOTH = f"{NEAR}-{FAR}" if CPUS[1] == CPUS[0] + 1 else f"{NEAR},{FAR}"
 
 PROGRAM = REPOSITORY / "bin/affinityd"
 
-#: What tells a command where it is.
+#: Prints the CPUs of a command.
 LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 
 

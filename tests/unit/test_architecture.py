@@ -102,7 +102,7 @@ def test_no_import_is_circular() -> None:
 
 
 def test_third_party_packages_are_imported_only_by_the_daemon() -> None:
-    known = {*sys.stdlib_module_names, "typing_extensions"}  # the latter by type checkers alone
+    known = {*sys.stdlib_module_names, "typing_extensions"}  # typing_extensions: only type checkers
     foreign = {name: its - known for name, its in OUTSIDE.items()}
     wrong = {name: its for name, its in foreign.items() if its and top(name) != "daemon"}
     assert wrong == {"affinityd.discovery.nvml.query": {"pynvml"}}

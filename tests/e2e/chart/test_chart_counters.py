@@ -85,7 +85,7 @@ def test_a_recorded_rate_counts_each_second_once(tmp_path: Path, history: str) -
     [
         ("1x9", None, 8, 1),
         ("1x9", "1x9", 8, 1),
-        ("1x9", "_ _ 0x9", 8, 1),  # the other has not scanned since the process moved
+        ("1x9", "_ _ 0x9", 8, 1),  # the other daemon has not scanned since the process moved
         ("1x3 _ _ 1x9", None, 5, 1),  # two scrapes are missing
         ("1x3 stale", None, 5, None),
         ("1x3 stale", "_x4 1x9", 8, 1),
@@ -127,7 +127,7 @@ OK, REFUSED = (
 def test_an_alert_of_counters_outlasts_a_restart_and_a_missing_scrape(
     tmp_path: Path, alert: str, played: Series
 ) -> None:
-    """Two daemons for each node; a restart alone, or a new series, fires no alert."""
+    """Each node has two daemons; neither a restart nor a new series fires an alert."""
     for samples, minute, fires in (
         ("{before} {before}", 150, True),  # a restart in the middle
         ("{before} _ _ {before}", 152, True),

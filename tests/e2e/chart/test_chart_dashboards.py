@@ -157,7 +157,7 @@ HOUR = "0+60x60 3600x5 stale"  #: of one GPU; then five minutes until the daemon
 def daemon_series(
     place: Mapping[str, str], job: Mapping[str, str], held: str, **far: str
 ) -> Series:
-    """Return a daemon's series of a job: the seconds of its GPUs, and the far ones by cause."""
+    """Return a daemon's series of a job: the seconds of its GPUs, and far seconds by cause."""
     name, names = "affinityd_job_{}gpu_seconds_total", {**place, **job}
     by_cause = {cause: far.get(cause, "0x65 stale") for cause in ("allocation", "mask")}
     return {f"{name.format('')}{labels(names)}": held} | {

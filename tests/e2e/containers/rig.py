@@ -86,7 +86,7 @@ def daemon(
 ) -> Iterator[Container]:
     """Run `affinityd serve` of the image in this machine's pid namespace; it has answered a plan.
 
-    `root` has the files of a captured machine, else `--machine` names one. The folder of its socket
+    `root` has the files of a captured machine, else `--machine` names one. The socket's folder
     is FOLDER/run here; clients see it by `mount(daemon)`.
     """
     sockets = folder / "run"

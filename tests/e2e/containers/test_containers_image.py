@@ -33,7 +33,7 @@ LEFT_OVERS = (
     *("pkg_resources", "hatchling", "ensurepip"),
 )
 
-#: Prints what Python compiled before it could run it: python -v says from where each module came.
+#: Prints the modules that Python had to compile: python -v says from where each module came.
 COMPILED_ANEW = """\
 python -v -c 'import affinityd.daemon.main, affinityd.cli.commands.plan' 2>&1 |
     grep "^# code object from '\\?/.*py'\\?$"

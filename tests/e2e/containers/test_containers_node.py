@@ -25,7 +25,7 @@ def pods_cgroup(uid: str) -> str:
     return f"/test-containers/kubepods/burstable/pod{uid}"
 
 
-#: What the chart gives its daemon: a pod's cgroup, and to see the node's.
+#: What the chart gives its daemon: a pod's cgroup, and a view of the node's cgroups.
 POD = ("--cgroupns=private", f"--cgroup-parent={pods_cgroup('A')}")
 CGROUPS = "--volume=/sys/fs/cgroup:/host/cgroup:ro"
 
@@ -54,7 +54,7 @@ print(connection.getresponse().read().decode())
 
 
 def asked(node: Container, *options: str) -> tuple[str, str, str | None]:
-    """Return the CPUs that the daemon allows a container: which, their source, and its cpuset."""
+    """Return a container's allowed CPUs in a plan, their source, and the container's cpuset."""
     options = ("--entrypoint=python3", *mount(node), *options)
     ended = container(images.affinityd(), "-c", ASK, f"{SOCKETS}/affinityd.sock", options=options)
     assert ended.status == 0, ended.stderr

@@ -37,7 +37,7 @@ def test_a_user_with_too_many_connections_does_not_block_other_users(daemon: Dae
             assert daemon.get(TARGET).body == ANSWER
 
 
-#: Its answer is longer than what the kernel keeps for a socket.
+#: A request whose answer is longer than a socket's buffer.
 EVERY_OTHER = ",".join(f"{cpu}" for cpu in range(0, 256, 2))
 LONG_ANSWER = (
     f"GET /plan?gpus=0&ranks=256&nics=8&mode=all&cpuset={EVERY_OTHER} HTTP/1.1\r\nhost: x\r\n\r\n"

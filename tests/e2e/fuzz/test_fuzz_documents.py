@@ -80,7 +80,7 @@ def test_a_document_of_arbitrary_content_is_read_or_refused(name: str, data: st.
 
 
 def use(topology: Topology) -> None:
-    """Do with a topology what commands and daemons do: each step gives an answer or one line."""
+    """Use a topology as commands and daemons do: each step gives an answer or one line."""
     text = dumps(to_document(topology))
     assert from_document(loads(TopologyDocument, text, "topology")) == topology
     for line in describe(topology):

@@ -150,7 +150,7 @@ class Job:
             "name": "app",
             **image,
             "command": [*command],
-            # Its one device file is what a device plugin gives.
+            # A device plugin would give the pod this device file.
             "securityContext": {"privileged": True},
             "volumeMounts": [*mounts, {"name": "gpu", "mountPath": "/dev/dri/renderD128"}],
         }
@@ -186,7 +186,7 @@ class Job:
         return self.cluster.run(f"kubectl logs {self.name} -c {container}").splitlines()
 
     def says(self) -> set[str]:
-        """Return the output lines of its program and of `run`, on both streams, once it runs."""
+        """Return the lines of the pod's program and of `run`, on both streams, once it runs."""
         self.wait_for("app")
         eventually(lambda: "Cpus_allowed_list" in "".join(self.log()), f"{self.name} has looked")
         return {*self.log()}

@@ -108,7 +108,7 @@ def check(process: Process) -> None:
 FOLDER = REPOSITORY / "deploy/examples"
 #: On the node an image with python3, curl and taskset, without PyTorch, stands for this one.
 PYTORCH = "docker.io/pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
-#: An amount of the examples → what this node has of it. Whole CPUs stay whole.
+#: An amount in the examples → the amount on this node. Whole CPUs stay whole.
 AMOUNTS: Mapping[object, object] = {
     "8": "1",
     "4": "500m",

@@ -16,7 +16,7 @@ from tests.support.tiny import CPUS
 
 pytestmark = needs_cpuset
 
-SHARED, EXCLUSIVE = CPUS  #: kubelet's own and shared CPUs; those that it gives away
+SHARED, EXCLUSIVE = CPUS  #: CPUs of kubelet's shared pool; CPUs that it gives away
 FAR_GPU, DRA_GPU = 0, 2  #: of tests/support/scanning_node: 0 is near SHARED, 2 near EXCLUSIVE
 REMEDY = (
     f"GPU {FAR_GPU} is on node {SHARED}, near CPUs {SHARED}, and kubelet gave default/far the "
@@ -118,7 +118,7 @@ found = containers(list_pods("/var/lib/kubelet/pod-resources/kubelet.sock"))
 print(os.getuid(), *(it.pod for it in found))
 """
 
-#: Only a tracer may look at the memory of a process with other capabilities.
+#: Only with SYS_PTRACE may a process look at the memory of a process with other capabilities.
 LOOKS = """
 from affinityd.linux.resident import resident_memory
 print(sum(resident_memory({pid}).drawn.values()) > 0)

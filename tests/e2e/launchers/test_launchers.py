@@ -40,7 +40,7 @@ def masks(printed: str) -> list[str]:
         (["-n2", "--gpus-per-task=1"], ["--mode=unique-contiguous"], [NEAR, FAR]),
         (["-n1", "-c2", "--gres=gpu:2"], [], [BOTH]),
     ],
-    ids=["all see all", "each sees one: they share no core", "a lone task is a launcher"],
+    ids=["all see all GPUs", "each sees one GPU", "a lone task is a launcher"],
 )
 def test_each_task_of_srun_is_near_its_gpus(
     cluster: Slurm,
@@ -104,7 +104,7 @@ def test_ranks_that_mpirun_did_not_bind_choose_a_gpu_each(here: Mapping[str, str
 MPICH = ("mpirun.mpich",)
 UNIQUE = ("--mode=unique-contiguous", "--")
 SWAPPED = {"CUDA_VISIBLE_DEVICES": "1,0"}  #: rank 0 has the GPU that is far from the first core
-#: A script between the launcher and the rank, and one that binds the rank itself.
+#: A script between the launcher and the rank, and a script that binds the rank itself.
 WRAPPED = ("sh", "-c", '"$@"; exit $?', "sh")
 ON_FAR = ("sh", "-c", f'taskset -c {FAR} "$@"; exit $?', "sh")
 STAYS = "bound this rank; {}"

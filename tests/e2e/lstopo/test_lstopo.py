@@ -23,7 +23,7 @@ from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
 
 LSTOPO = "lstopo-no-graphics"
-#: Captured machines, where they lie beside the checkout.
+#: Captured machines, if they exist beside the checkout.
 CAPTURED = sorted(REPOSITORY.parent.glob("shared/machines/sysfs/*.tar.xz"))
 ABSENT = pytest.mark.skip(reason="the captured machines are not beside the checkout")
 
@@ -129,7 +129,7 @@ def _groups(pairs: Iterable[tuple[object, int]]) -> frozenset[CpuSet]:
 
 
 def _owned(nodes: dict[int, CpuSet]) -> dict[int, CpuSet]:
-    """Give each CPU to its lowest node only: hwloc shows nodes without CPUs with a neighbor's."""
+    """Give each CPU to its lowest node only: hwloc shows a neighbor's CPUs for a node without."""
     taken: set[int] = set()
     owned = {}
     for number, cpus in sorted(nodes.items()):

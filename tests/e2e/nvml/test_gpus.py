@@ -122,7 +122,7 @@ def test_the_mask_of_the_caller_does_not_change_the_answer(facts: Facts) -> None
 
 
 def test_a_child_that_may_not_run_on_every_cpu_reports_no_affinity(facts: Facts) -> None:
-    """A CPU that is online but that no kernel has stands for one outside the caller's cpuset."""
+    """A CPU number above any kernel's stands for a CPU outside the caller's cpuset."""
     facts("gpu\n uuid GPU-0\n node 48-63")
     code = (
         "from affinityd.discovery.nvml import query as nvml; "

@@ -97,7 +97,7 @@ def debian(suite: str, folder: Path, *packages: str) -> Root:
     command = ["mmdebstrap", *options, include, suite, f"{folder / suite}", *mirrors]
     subprocess.run(command, check=True, timeout=600)
     root = Root(folder / suite)
-    if "systemd" not in packages:  # systemctl notes what it is asked for, and does no more
+    if "systemd" not in packages:  # a systemctl that only records its arguments
         (root.path / "run/systemd/system").mkdir(parents=True, exist_ok=True)
         (root.path / "usr/bin/systemctl").write_text('#!/bin/sh\necho "$@" >>/asked\n')
         (root.path / "usr/bin/systemctl").chmod(0o755)

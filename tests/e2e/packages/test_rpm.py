@@ -10,7 +10,7 @@ from tests.support.tiny import printed
 
 
 def rpm(root: Root, *words: str | Path) -> str:
-    """Run this machine's rpm on a root; it has no package of Python, whose files are there."""
+    """Run this machine's rpm on a root, which has Python's files but no package of Python."""
     return printed("rpm", f"--root={root.path}", *words)
 
 

@@ -63,7 +63,7 @@ def test_a_user_sees_far_processes(
     gpu = tab.picture.locator('.gpu[data-name="nvidia:0"]')
     assert gpu.locator(".job").text_content() == f"slurm {JOB}"
     assert "far" in (gpu.get_attribute("class") or "")
-    # It is moved near its GPU: the next scan, and so the page, shows that.
+    # The process is moved near its GPU: the next scan, and so the page, shows it there.
     subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
     eventually(lambda: "local, orphan" in words(tab), "it is near")
     assert "far" not in set().union(*tab.drawn().values())

@@ -47,7 +47,7 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
     }
     assert {name: text for name, text in files.items() if "/" in name} == gpus
     assert files.keys() - gpus.keys() == {"plan.json", "run", "pinning.sh", "settings"}
-    # Everyone may read it, whatever the umask.
+    # Every user may read the files, whatever the umask.
     for path in (to, *to.rglob("*")):
         runs = path.is_dir() or path.name == "run"
         assert stat.S_IMODE(path.stat().st_mode) == (0o755 if runs else 0o644)

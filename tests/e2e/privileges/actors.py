@@ -1,4 +1,4 @@
-"""Real processes of another user that use GPUs, in cgroups of jobs; and one that asks for plans."""
+"""Real processes of another user: some use GPUs in cgroups of jobs, and one asks for plans."""
 
 import json
 import os
@@ -20,7 +20,7 @@ USER = 1234
 JOB = 4711
 POD = "0b7de3f1-51aa-9d02-4c1e-8a1f0c3ea007"
 
-#: A line on stdin is the path of a socket; it asks there for a plan, and says what it is told.
+#: Reads the path of a socket from stdin, asks there for a plan, and prints the answer.
 ASKS = """
 import http.client, os, socket, sys
 os.setgroups([]); os.setgid(1234); os.setuid(1234)
@@ -41,12 +41,12 @@ AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
 
 @dataclass
 class Actors:
-    job: int  #: of a step of Slurm's, on NVIDIA's
-    pod: int  #: of a pod, on NVIDIA's
+    job: int  #: in a step of Slurm, on NVIDIA's GPU
+    pod: int  #: in a pod, on NVIDIA's GPU
     of_amd: int
     of_npu: int
     asker: subprocess.Popen[str]
-    dev: Path  #: where the device files are
+    dev: Path  #: the folder of the device files
 
     @property
     def pids(self) -> list[int]:

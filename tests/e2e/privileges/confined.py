@@ -38,7 +38,7 @@ class Confinement:
     shown: Mapping[str, Path]  #: path that the daemon sees → the real path; read only
     written: Mapping[str, Path]  #: the same, writable
     hidden: Collection[str]  #: files and folders of /proc; `self` is the daemon
-    driver: Path | None  #: what it sees at /proc/driver; None: nothing
+    driver: Path | None  #: the folder that the daemon sees at /proc/driver; None: no folder
     namespaces: Collection[str]  #: the daemon's own, not the node's
 
     def before(self, folder: Path) -> list[str]:

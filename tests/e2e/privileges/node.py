@@ -76,7 +76,7 @@ def _places(folder: Path, dev: Path) -> Mapping[str, Path]:
 
 @contextmanager
 def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") -> Iterator[Node]:
-    """Run a daemon that lacks one item of the table; or that has only one feature's needs."""
+    """Run a daemon without one item of the table, or with only the needs of one feature."""
     features = privileges.FEATURES if not only else (only,)
 
     def needed(what: str) -> frozenset[str]:

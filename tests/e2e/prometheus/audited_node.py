@@ -21,7 +21,7 @@ from tests.support.daemons import Daemon
 from tests.support.scanning_node import scanning
 from tests.support.tiny import BOTH, FAR
 
-#: A fifth of a CPU: enough to be counted in ticks, little enough for a machine that tests.
+#: Uses a fifth of a CPU: the kernel counts it in ticks, and other tests are not slowed down.
 WORK = """
 from time import monotonic, sleep
 while True:

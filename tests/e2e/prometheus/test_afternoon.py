@@ -30,7 +30,7 @@ from tests.support.tiny import FAR
 pytestmark = needs_cpuset
 
 MINUTE = 6.0  #: seconds; a daemon starts within five minutes, also on a busy machine
-#: Node → what happens to it, as the table says it.
+#: Node → what happens to it, in the words of the page's table.
 EVENTS = {
     "far": "a job has far CPUs in its mask, for half an hour",
     "ends": "a job ends that had far CPUs in its mask for ten minutes",

@@ -14,7 +14,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.tiny import ran
 
 RUN = REPOSITORY / "scripts" / "run"
-PATIENCE = 120.0  #: seconds; the first one may have to install the package
+PATIENCE = 120.0  #: seconds; the first run may have to install the package
 
 
 @contextmanager

@@ -27,7 +27,7 @@ AS_USER = ("/usr/bin/setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-grou
 class Node:
     run: Path | None = None  #: its /run/affinityd; `jobs` in it is its /run/affinityd-jobs
     devices: str = "nvidiactl nvidia0 nvidia1"
-    settings: str = ""  #: the site's
+    settings: str = ""  #: the site's settings file
     more: str = ""  #: lines of sh that change the node first
     after: str = ""  #: lines of sh that run after the script
     shell: str = ""  #: /bin/sh; empty: this machine's
@@ -44,9 +44,9 @@ class Node:
 
 
 def task_prolog(node: Node, env: Mapping[str, str], before: str = BOTH) -> tuple[str, str]:
-    """Return what task_prolog.sh prints, and the task's CPUs then; `before`: its CPUs at first.
+    """Return what task_prolog.sh prints, and the task's CPUs afterwards; `before`: its CPUs before.
 
-    Slurm reads both streams: on stderr is nothing that it would heed.
+    Slurm reads both streams: stderr must have no line that Slurm would apply.
     """
     command = ["taskset", "-c", before, "cat"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, user=UID) as task:

@@ -20,7 +20,7 @@ INSTALLED = "/etc/slurm/affinityd"
 #: What a site copies, except what the tests vary.
 CONF = tuple(line for line in (SCRIPTS / "slurm.conf").read_text().splitlines() if "log=" in line)
 
-#: Where the CPUs near each GPU are: not where a task's number says, nor where its slice is.
+#: The nodes of the GPUs: neither in the order of the tasks' numbers nor of their slices.
 GPU_NODES = (0, 1, 1, 0)
 HOME = tuple((NEAR, FAR)[node] for node in GPU_NODES)
 #: The N of each GPU's /dev/nvidiaN, which is not its index.
@@ -47,7 +47,7 @@ class Task:
 class Node:
     cluster: Slurm
     daemon: Daemon
-    folder: Path  #: the daemon's: /run/affinityd
+    folder: Path  #: the daemon's folder: /run/affinityd
 
     def tasks(self, *words: str, env: Mapping[str, str] | None = None) -> list[Task]:
         return read_tasks(self.cluster.srun(*words, *LOOK, env=env))

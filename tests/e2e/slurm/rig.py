@@ -28,7 +28,7 @@ from tests.support.daemons import PATIENCE, eventually, free_port
 from tests.support.paths import REPOSITORY, open_folder
 
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
-USER = "games"  #: whose jobs are not root's; every Debian has it
+USER = "games"  #: a user other than root, whom every Debian has
 
 NSENTER = "/usr/bin/nsenter"  #: wherever a user's PATH leads
 
@@ -66,19 +66,19 @@ class Setup:
     conf: Sequence[str] = ()  #: more lines of slurm.conf
     nodes: int = 1  #: all alike, each on all CPUs of this machine
     topology: str = ""  #: of a node whose CPUs are not all alike: Sockets=2 …
-    hwloc: str = ""  #: what slurmd is to see of the hardware, as hwloc(7) has HWLOC_SYNTHETIC
+    hwloc: str = ""  #: the hardware that slurmd sees, in the form of HWLOC_SYNTHETIC, hwloc(7)
     state: str = "idle"  #: that the node must reach
     gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
     binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
     release: str = HOST  #: of Slurm
-    root: Path | None = None  #: where that release is; None: made here, and kept
+    root: Path | None = None  #: the release's root; None: it is made, and kept
 
 
 @dataclass(frozen=True)
 class Slurm:
     folder: Path
     user: str | None = None  #: None: root
-    inside: Sequence[str] = (NSENTER,)  #: has a command run where this Slurm is
+    inside: Sequence[str] = (NSENTER,)  #: words that run a command in this Slurm's namespaces
 
     def command(self, *words: str) -> list[str]:
         """Return the words that run one of this Slurm's commands as the user."""
@@ -340,7 +340,7 @@ def root_of(release: str) -> Path:
 def _make(folder: Path, recipe: list[str], release: str) -> None:
     half = folder.with_suffix(".half")
     shutil.rmtree(half, ignore_errors=True)
-    # Where this machine's apt has Debian from; mmdebstrap knows one, too.
+    # The mirror of this machine's apt; mmdebstrap also has a default.
     asks = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian", "Label: Debian"]
     mirrors = subprocess.check_output(asks, text=True).split()[:1]
     done = subprocess.run(

@@ -43,7 +43,7 @@ def cluster(conf: Path, release: str) -> Iterator[Node]:
     conf.touch()
     setup = Setup(
         task_plugin="task/affinity,task/cgroup",
-        conf=("LaunchParameters=use_interactive_step", "FirstJobId=7000"),  # others' jobs
+        conf=("LaunchParameters=use_interactive_step", "FirstJobId=7000"),  # unlike others
         binds={conf: "/etc/affinityd.conf"},
         release=release,
     )
@@ -129,7 +129,7 @@ OBSERVE, TASK, COUNTS, ON, OFF = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTA
 
 
 def test_the_page_s_commands_do_what_the_page_says(node_of_jobs: Node, conf: Path) -> None:
-    """Except systemd's, which is missing here, and with the rig's paths."""
+    """Except the commands of systemd, which does not run here, and with the rig's paths."""
 
     def done(commands: str) -> str:
         ours = commands.replace("systemctl restart affinityd", ":")

@@ -140,7 +140,7 @@ def test_two_tasks_at_one_near_cpu_keep_both_cpus(row: tuple[Node, Setup], style
 
 
 def test_tasks_on_one_gpu_leave_the_cpus_near_the_other_gpu(row: tuple[Node, Setup]) -> None:
-    """Neither knows that the other has the same GPU."""
+    """Neither task knows that the other one has the same GPU."""
     made, setup = row
     for mode in "node", "exclusive":
         tasks = placed(made, words_for(setup, ONTO_ONE), mode)

@@ -96,7 +96,7 @@ def test_variables_of_the_job_choose_its_plan(
     node: Node, name: str, text: str, expected: str | tuple[str, str]
 ) -> None:
     printed = task_prolog(node, {**FAR_GPU, f"AFFINITYD{name}": text})
-    if isinstance(expected, str):  # a refusal begins so
+    if isinstance(expected, str):  # the beginning of a refusal
         assert (printed[0].startswith(left(expected)[0][:-1]), printed[1]) == (True, BOTH), printed
     else:
         assert printed == expected
@@ -329,7 +329,7 @@ def test_a_note_that_is_malformed_or_names_other_gpus_is_ignored(
     assert "AFFINITYD_WARNINGS=not_unique" in unique
 
 
-# The prolog, whose status other than 0 has Slurm drain the node.
+# The prolog: if its status is not 0, Slurm drains the node.
 
 
 @pytest.mark.parametrize(

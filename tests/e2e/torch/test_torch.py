@@ -89,7 +89,7 @@ def test_every_thread_of_a_rank_and_of_its_workers_is_near_its_gpu(
     with training(command, tmp_path, here) as (pid, ranks):
         for cpu, facts in zip(CPUS, ranks, strict=True):
             assert len(facts["workers"]) == 4
-            assert len(threads(facts["process"])) > 4  # gloo's, OpenMP's and the loader's
+            assert len(threads(facts["process"])) > 4  # threads of gloo, OpenMP and the loader
             assert masks(facts["process"], *facts["workers"]) == {parse_list(cpu)}
             assert facts["environ"]["AFFINITYD_CPULIST"] == cpu
             assert facts["environ"]["AFFINITYD_ALLOWED"] == BOTH

@@ -20,7 +20,7 @@ MODES = ("node", "unique_contiguous")
 #: A command that says where it is: its mask, and the environment that it was started with.
 LOOK = ("cat", "/proc/self/status", "/proc/self/environ")
 
-#: Fills memory, after numactl has said what get_mempolicy(2) says.
+#: Fills memory, after numactl has printed the policy of get_mempolicy(2).
 SHOW_AND_FILL = ("sh", "-c", 'numactl --show && exec "$0" "$@"', *inside.FILL)
 
 MANY = ("--gpus", "0,2,4", "--memory")
@@ -47,7 +47,7 @@ FILLERS: dict[str, tuple[Sequence[str], str, str, str, str]] = {
 }
 
 
-#: The cpuset of a rank, and a command; then its mask, the command's status, and what that says.
+#: The cpuset of a rank, and a command; then the rank's mask, the command's status and output.
 SHRINKING = {
     "8-15": ("verify", "12-15", 0, ""),
     "8-9": ("verify", "8-9", 1, "GPU 0 is on node 3, and its cpuset, 8-9, has no CPU there"),
@@ -98,7 +98,7 @@ def ranks(source: str) -> dict[str, Any]:
 
 
 def callers() -> dict[str, Any]:
-    """Return the CPUs that the daemon allows processes in cgroups v2, and what it knows of them."""
+    """Return the CPUs that the daemon allows processes in cgroups v2, and their `within`."""
     group = cgroup("caller", cpus="5-9")
     below = group / "step"
     below.mkdir(exist_ok=True)  # without the controller, it has no cpuset of its own

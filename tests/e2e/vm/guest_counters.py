@@ -1,7 +1,7 @@
 """Runs in the virtual machine: an auditor's counters, beside the kernel's of the same processes.
 
-A process starts after a scan and is idle at the last: what the kernel has counted until then is
-exactly what the auditor must have counted.
+A process starts after a scan and is idle at the last scan: by then the auditor must have counted
+exactly what the kernel has counted.
 """
 
 import os

@@ -38,7 +38,7 @@ while read -r name value; do
 done <"/proc/$SLURM_TASK_PID/status"
 exec {INSTALLED}/task_prolog.sh
 """
-#: What a task says. No driver serves the device files: ENXIO, where it may open one, else EPERM.
+#: Prints a task's facts. To open a device file fails with ENXIO if it is allowed, else EPERM.
 LOOK = r"""
 while read -r name value; do
     [ "$name" != Cpus_allowed_list: ] || echo "after $value"
@@ -91,7 +91,7 @@ def main() -> Document:
 
 
 def furnish() -> None:
-    """Make what a node has and an unpacked image lacks."""
+    """Make the files and devices of a node that an unpacked image lacks."""
     Path("/etc/passwd").write_text(f"root:x:0:0::/:/bin/sh\n{USER}:x:5:60::/:/bin/sh\n")
     Path("/etc/group").write_text(f"root:x:0:\n{USER}:x:60:\n")
     Path("/etc/hosts").write_text(f"127.0.0.1 {socket.gethostname()}\n")

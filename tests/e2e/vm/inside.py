@@ -17,7 +17,7 @@ SOCKET = Path("/run/affinityd/affinityd.sock")  # the daemon's default
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 PCI_FOLDER = Path("/sys/bus/pci/devices")
 GROUPS = Path("/sys/fs/cgroup")
-RELEASE = "release"  #: the folder of another Debian, where a script needs one
+RELEASE = "release"  #: the folder of another Debian, for scripts that need one
 
 Document = dict[str, Any]  #: what a script reports
 Ended = dict[str, Any]  #: a process that has ended: its status, its stdout, its stderr

@@ -18,7 +18,7 @@ from tests.support.tiny import ran
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[2]
 QEMU = "qemu-system-x86_64"
-PATIENCE = 3000  #: seconds for machines that take 200 to 1000 where nothing else runs
+PATIENCE = 3000  #: seconds; a machine takes 200 to 1000 if nothing else runs
 TAIL = 40  #: lines of the console that a failure shows
 
 #: What the guest has of the checkout.
@@ -74,7 +74,7 @@ def boot(
     try:
         ended = ran(*command, timeout=patience)
     finally:
-        ramdisk.unlink()  # it is large; the rest is kept to be looked at
+        ramdisk.unlink()  # it is large; the other files are kept for people to read
     lines = report.read_text().splitlines() if report.exists() else []
     said = console.read_text(errors="replace").splitlines() if console.exists() else []
     assert len(lines) == 1, "\n".join([*lines, f"{ended}", *said[-TAIL:]])

@@ -21,7 +21,7 @@ def placed(cpus: str, allowed: str = "0-31", locality: str = "local", said: str 
     return {"mask": cpus, **variables, "said": said}
 
 
-# Commands that take their place.
+# Commands that are pinned.
 
 
 @pytest.mark.parametrize("source", RANKS)

@@ -1,4 +1,4 @@
-"""The guests' scripts, and affinityd's commands, without Python's start: that takes seconds here.
+"""Runs the guests' scripts, and affinityd's commands, without Python's start, which takes seconds.
 
 A script guest_X.py reports results, and test_X.py judges them.
 

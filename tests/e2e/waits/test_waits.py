@@ -40,11 +40,11 @@ SECONDS = 4
 CPU_CGROUPS = Path("/sys/fs/cgroup/cpu")
 
 P = ParamSpec("P")
-ATTEMPTS = 4  #: for other work on this machine to be over
+ATTEMPTS = 4  #: by then other work on this machine may be over
 
 
 def on_a_quiet_machine(test: Callable[P, None]) -> Callable[P, None]:
-    """Run a failed test again: other processes that ran on its CPUs are named, too."""
+    """Run a failed test again: it fails if other processes have run on the test's CPUs."""
 
     @wraps(test)
     def attempts(*args: P.args, **kwargs: P.kwargs) -> None:

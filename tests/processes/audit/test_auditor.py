@@ -1,7 +1,7 @@
 """Whole scans of real processes, on a node of two NUMA nodes whose CPUs 0 and 1 are this machine's.
 
-The test says which processes hold a GPU, except for one that holds an NPU's file; all else is the
-kernel's.
+The test says which processes hold a GPU, except for one that holds an NPU's file; all other facts
+are the kernel's.
 """
 
 import os

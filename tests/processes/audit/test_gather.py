@@ -140,7 +140,7 @@ def test_whether_slurm_confines_a_job_is_read_from_its_cpuset(tmp_path: Path, cp
         mounts = "34 31 0:31 / /cpuset rw - cgroup cgroup rw,cpuset"
         put(proc / "self/mountinfo", mounts)
         put(proc / f"{task.pid}/cgroup", f"5:freezer:{JOB}\n3:cpuset:{cpuset or '/'}")
-        put(tmp_path / f"cpuset{cpuset}/cpuset.cpus", "0-7")  # all of the machine's
+        put(tmp_path / f"cpuset{cpuset}/cpuset.cpus", "0-7")  # all CPUs of the machine
         (facts,) = gathered(task.pid, proc=str(proc))
     assert (facts.membership.job, facts.cpuset) == (Job("slurm", "7"), frozenset(range(8)))
     assert facts.is_confined is bool(cpuset)

@@ -186,7 +186,7 @@ audit.HolderSources = lambda _ask: Known(pid)
 entry()
 """
 
-#: A script ignores SIGINT for `&`, and what it starts inherits that.
+#: A script lets commands with `&` ignore SIGINT, and their children inherit that.
 INTERRUPTIBLE = ("env", "--default-signal=INT")
 
 

@@ -45,7 +45,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-#: Each command that prints JSON, with what it needs for that.
+#: Each command that prints JSON, with the arguments that it needs.
 JSON = (f"plan {DGX}", f"topology {DGX}", f"doctor {DGX}", "version", "verify", "audit")
 
 

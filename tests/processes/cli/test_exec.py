@@ -29,7 +29,7 @@ from tests.support.tiny import (
     tiny_tree,
 )
 
-#: What tells a command where it is, and why it was not pinned.
+#: Prints the command's CPUs, and why it was not pinned.
 TOLD = ("sh", "-c", "grep Cpus_allowed_list /proc/self/status; env | grep ^AFFINITYD_UNPINNED; :")
 OBSERVED = f"AFFINITYD_UNPINNED=observe: would run on CPUs {FAR} (local)"
 
@@ -38,7 +38,7 @@ PLAN = (
     "AFFINITYD_MEMORY_NODES=0\nAFFINITYD_THREADS=1\n"
 )
 
-# Where it runs, and what it says.
+# Where the command runs, and what `exec` prints.
 
 SPREAD = (
     "this process sees GPUs 0-1 of nodes 0-1 and has the CPUs near any of them; "
@@ -289,7 +289,7 @@ LATE = "no plan within 0.006 s of the start; a larger timeout allows more time; 
 def test_the_command_runs_although_the_daemon_hangs_or_fails(
     tmp_path: Path, behave: Behaviour, timeout: str, cpus: str, told: str
 ) -> None:
-    large = write_tree(machine("dgx-a100"), tmp_path / "machine")  # to be read takes longer
+    large = write_tree(machine("dgx-a100"), tmp_path / "machine")  # reading this takes longer
     env = {"AFFINITYD_ROOT": str(large), "AFFINITYD_TIMEOUT": timeout}
     with serving(tmp_path / "s", behave) as path:
         done = exec_("--gpus=1", "--", *LOOK, env={**env, "AFFINITYD_SOCKET": str(path)})

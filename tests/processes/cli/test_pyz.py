@@ -17,7 +17,7 @@ STRAY = "raise SystemExit('this is the job\\'s own module')\n"
 
 
 def make(folder: Path, umask: int) -> Path:
-    """Build the file in a copy of the checkout, whose times and modes are the copy's."""
+    """Build the file in a copy of the checkout, with the copy's times and modes."""
     folder.mkdir()
     for name in ("affinityd", "bin", "scripts", "slurm"):
         command = ["cp", "-R", "--no-preserve=all", os.fspath(REPOSITORY / name), os.fspath(folder)]

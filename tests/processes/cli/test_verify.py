@@ -26,7 +26,7 @@ from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, use_smal
 
 OTHER: GpuKey = ("nvidia", 1)
 
-#: Three threads: the main one on CPU 1, others on 1 and, by their own choice, on 0.
+#: Three threads: the main thread on CPU 1, one on CPU 1, and one that has bound itself to CPU 0.
 THREADS = """
 import os, sys, threading
 def work(name, cpu):
@@ -193,7 +193,7 @@ def test_every_thread_is_listed_and_equal_threads_share_a_row(capsys: Capture) -
 def test_one_command_pins_a_launcher_with_all_of_its_workers(capsys: Capture) -> None:
     with parent_of(*({"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} for rank in "01")) as child:
         first, _ = children_of(child.pid)
-        os.sched_setaffinity(first, FAR)  # the others run where their launcher may
+        os.sched_setaffinity(first, FAR)  # the other ranks may run where their launcher may
         name = Path(f"/proc/{first}/comm").read_text().strip()
         assert main(["verify", str(child.pid)]) == 1
         said = [line for line in capsys.readouterr().out.splitlines() if ": mismatch: " in line]

@@ -91,7 +91,7 @@ def in_namespace(folder: Path, gpus: Sequence[Gpu], commands: Sequence[Command])
 
 
 def device_files(case: Case) -> list[str]:
-    """Return the names in /dev of a process's device files, and of its driver's."""
+    """Return the names in /dev of a process's device files, and of its driver's files."""
     driver = DRIVERS.get(case.topology.gpus[0].vendor)
     names = [file.partition(":") for file in case.granted]
     return [*([driver] if driver else []), *(f"{FILES[kind]}{no}" for kind, _, no in names)]

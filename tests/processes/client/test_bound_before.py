@@ -110,7 +110,7 @@ def test_a_mask_that_is_not_narrowed_follows_its_cpuset(
 
 
 #: Loads libgomp, which may bind the main thread, and calls affinityd. Prints the masks of the two
-#: threads of a parallel region before, the main thread's, those of a region after, and warnings.
+#: threads of a parallel region before the call, the main thread's, those after, and warnings.
 OPENMP = """
 import ctypes, json, os, threading, warnings
 import affinityd

@@ -126,10 +126,10 @@ def test_an_mps_client_s_indices_count_within_the_daemon_s_list(tmp_path: Path) 
 
 
 def test_unreadable_device_files_mean_no_nvidia_gpu_and_unknown_amd_gpus(tmp_path: Path) -> None:
-    """AMD's may be closed only because the user is not in their group."""
+    """AMD's files may be closed only because the user is not in the files' group."""
     render(tmp_path, 128, mode=0o660)
     assert granted(tmp_path) == ["drm:128", "None"]
-    nvidia(tmp_path, 0, 1, mode=0o644)  # to be read only
+    nvidia(tmp_path, 0, 1, mode=0o644)  # files that may only be read
     assert granted(tmp_path) == ["minor:0,minor:1", "none"]
     nvidia(tmp_path, 2)
     assert granted(tmp_path) == ["minor:0,minor:1,minor:2", "minor:2"]

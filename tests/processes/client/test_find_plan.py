@@ -172,7 +172,7 @@ LINES = {
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let everything here be plannable on this machine without a daemon."""
+    """Set a machine in the settings, so that clients here can plan without a daemon."""
     for name in ("ROOT", "RESERVED_CPUS", "SOCKET"):
         monkeypatch.delenv(f"AFFINITYD_{name}", raising=False)
     monkeypatch.setenv("AFFINITYD_CONFIG", "/nonexistent")

@@ -40,7 +40,7 @@ def test_an_answer_has_the_published_shape(daemon: Daemon) -> None:
     ("headers", "query", "media_type", "body"),
     [
         ({}, "", "application/json", None),
-        ({"accept": "*/*"}, "", "application/json", None),  # curl's
+        ({"accept": "*/*"}, "", "application/json", None),  # as curl sends it
         ({"accept": "text/plain"}, "", "text/plain", "48-63,176-191\n"),
         ({"accept": "text/plain;q=0.9, */*"}, "", "text/plain", "48-63,176-191\n"),
         ({"accept": "text/plain"}, "&format=json", "application/json", None),

@@ -32,7 +32,7 @@ MISSING = "systemctl enable --now affinityd"
 
 @contextmanager
 def public_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's are closed
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's folders are closed
         Path(name).chmod(0o755)
         yield Path(name)
 

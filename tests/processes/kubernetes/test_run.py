@@ -116,7 +116,7 @@ def test_every_variable_that_affects_a_plan_is_passed_on(pod: Pod, listener: Lis
 V2, QUOTA, PERIOD = "cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
 WEIGHT, SHARES = "cpu.weight", "cpu/cpu.shares"
 JOB, CHOSEN = "AFFINITYD_JOB_CPUS", "AFFINITYD_CPUS"
-NEAR, EIGHT_CPUS = "20-23", "20-23,32-35"  #: near GPU 2; and the four other CPUs, too
+NEAR, EIGHT_CPUS = "20-23", "20-23,32-35"  #: the CPUs near GPU 2; with four others
 TWO_RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 
 
@@ -132,7 +132,7 @@ TWO_RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
         ({}, {V2: "max 100000"}, NEAR),
         ({}, {QUOTA: "450000", PERIOD: "100000"}, "20-23,32"),
         ({}, {QUOTA: "-1", PERIOD: "100000"}, NEAR),
-        ({}, {QUOTA: "-1", SHARES: "8192"}, EIGHT_CPUS),  # exclusive ones have no limit
+        ({}, {QUOTA: "-1", SHARES: "8192"}, EIGHT_CPUS),  # exclusive CPUs have no limit
         ({}, {QUOTA: "-1", SHARES: "8191"}, NEAR),
         ({}, {V2: "max 100000", WEIGHT: "313"}, EIGHT_CPUS),
         ({}, {V2: "max 100000", WEIGHT: "312"}, NEAR),

@@ -21,9 +21,9 @@ PINNING = REPOSITORY / "slurm/pinning.sh"
 SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
 NAMES = (*NIC_VARIABLES.values(), "AFFINITYD_RDMA")
 
-#: A device whose port 1 is active, one that is down, and one without a device file here.
+#: Ports of three devices: an active one, one that is down, and one without a device file.
 STATES = {"mlx5_0": "4: ACTIVE", "mlx5_1": "1: DOWN", "mlx5_2": "4: ACTIVE"}
-HERE = ("uverbs0", "uverbs1", "uverbs3")  #: the last one of another device of the third's adapter
+HERE = ("uverbs0", "uverbs1", "uverbs3")  #: uverbs3: another device of mlx5_2's adapter
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_every_mode_of_a_kernel_has_a_name(
     [
         ("bind", {1}, f"bind on node 1 {NO}"),
         ("preferred", {1, 2}, f"preferred_many on nodes 1-2 {NO_OR_OLD}"),
-        # The last node that a kernel can have, and one that none can have.
+        # The last node that a kernel can have, and a node that no kernel can have.
         ("preferred", {1023}, f"preferred on node 1023 {NO}"),
         ("preferred", {1024}, f"preferred on node 1024 {NO}"),
         ("bind", set(), "bind needs a node and was given none"),

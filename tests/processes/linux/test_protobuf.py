@@ -22,7 +22,7 @@ from tests.support.servers import Behaviour, hanging, serving
 
 METHOD, TIMEOUT = "/v1.Test/Ask", 0.5
 CONTINUATION, UNKNOWN = 9, 0x2A
-SAID = bytes(range(256)) * 60  #: what fits into a frame
+SAID = bytes(range(256)) * 60  #: a message that fits into a frame
 STATUS_OK = b"\x88"  #: of HPACK's static table
 
 

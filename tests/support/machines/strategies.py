@@ -71,10 +71,10 @@ def _cores(draw: st.DrawFn, places: list[Place]) -> list[Core]:
 
 
 def _online(draw: st.DrawFn, cores: tuple[Core, ...]) -> tuple[Core, ...]:
-    """Take some CPUs offline, and name LLC groups by what is left of them."""
+    """Take some CPUs offline, and name LLC groups by their remaining CPUs."""
     every = [cpu for core in cores for cpu in core.cpus]
     offline = draw(st.just(frozenset()) | st.frozensets(st.sampled_from(every)))
-    offline -= {draw(st.sampled_from(every))}  # one runs at least
+    offline -= {draw(st.sampled_from(every))}  # at least one CPU stays online
     left = [
         (tuple(cpu for cpu in core.cpus if cpu not in offline), core)
         for core in cores
@@ -138,7 +138,7 @@ class Question:
         return try_to_ask(self.topology, reserved=format_list(self.reserved), **asked)
 
     def answered(self, **parameters: str) -> Reply:
-        """Send the request with more parameters; a refusal must be one line, and is no example."""
+        """Send the request with more parameters; a refusal must be one line: no example."""
         reply = self.try_to_ask(**parameters)
         if isinstance(reply, AffinityError):
             assert isinstance(reply, UnsatisfiableError)

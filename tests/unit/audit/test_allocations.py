@@ -53,8 +53,8 @@ POD = in_a_pod("2-7", "2-7", 4)
         (in_a_pod("2-5", "2-7", 4), "allocation"),  # a pod's limit
         (POD, "mask"),  # more than its limit
         (in_a_pod("2-5", "2-7", 2), "mask"),  # the near CPUs are enough for the limit
-        (in_a_pod("2-5", "2-7", None), "allocation"),  # a plan gives these
-        (in_a_pod("2-3,5", "2-7", None), "mask"),  # no plan gives these
+        (in_a_pod("2-5", "2-7", None), "allocation"),  # a plan gives these CPUs
+        (in_a_pod("2-3,5", "2-7", None), "mask"),  # no plan gives these CPUs
     ],
 )
 def test_requested_cpus_that_are_far_are_not_blamed_on_the_mask(
@@ -90,7 +90,7 @@ def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> N
 
 
 def test_cpus_that_a_plan_gave_beyond_a_gpu_s_part_are_not_taken_back() -> None:
-    """As `srun --exclusive -c64` of one task: no cgroup tells how many it asked for."""
+    """As `srun --exclusive -c64` of one task: no cgroup tells how many CPUs were requested."""
     given = of_slurm(
         format_list(ask(DGX, gpus="0", mode="node", AFFINITYD_CPUS="64").cpus), "0-255"
     )

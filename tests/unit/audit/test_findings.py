@@ -136,4 +136,4 @@ def test_the_history_has_the_worst_state_of_each_minute_of_an_hour() -> None:
     ):
         letters = later_history(letters, minutes, {GPU0: state})
         assert letters == {GPU0: expected}
-    assert later_history(letters, 1, {GPU1: "local"}) == {GPU1: "." * 59 + "l"}  # the other is gone
+    assert later_history(letters, 1, {GPU1: "local"}) == {GPU1: "." * 59 + "l"}  # GPU 0 is gone

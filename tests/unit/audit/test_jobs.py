@@ -46,7 +46,7 @@ UNNUMBERED = Job(SLURM, "sEKNKTV3WPV500")
     [
         ("slurmstepd: [4711.0]", 0, Job(SLURM, "4711")),
         ("slurmstepd: [4711.batch]", 0, Job(SLURM, "4711")),
-        ("slurmstepd: [4711.0]", 1000, UNNUMBERED),  # a user's program calls itself so
+        ("slurmstepd: [4711.0]", 1000, UNNUMBERED),  # a user's program with this title
         ("slurmstepd: [4711+1.0]", 0, UNNUMBERED),  # a component, whose number is another
         ("slurmstepd", 0, UNNUMBERED),  # it has not named itself yet
     ],
@@ -242,7 +242,7 @@ SECOND = ("nvidia", 1)
     ("note", "title", "held", "reserved"),
     [
         ("gpus=0,1\n", "7.batch", (), {GPU, SECOND}),
-        ("gpus=0,1\n", "7.batch", NAMED, {SECOND}),  # a process uses the other
+        ("gpus=0,1\n", "7.batch", NAMED, {SECOND}),  # a process uses GPU 0
         ("gpus=1,9,MIG-a\n", "7.extern", (), {SECOND}),
         ("gpus=0,1\n", "8.batch", (), set()),  # no Epilog has removed it
         ("", "7.batch", (), set()),

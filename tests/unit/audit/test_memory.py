@@ -58,7 +58,7 @@ SOME = 81 * GIB  #: about 38 % of 212 GiB
         ("shared", POOL, {}),
         ("allocation", PRIVATE, {"allowed": frozenset({1, 3})}),
         ("late", PRIVATE, {"allowed": frozenset({0, 1})}),
-        ("late", {(CUDA_MAPPED, FAR): 80}, {}),  # its own: no other process wrote it
+        ("late", {(CUDA_MAPPED, FAR): 80}, {}),  # no other process wrote this memory
         ("full", PRIVATE, {"refused": SOME, "room": GIB}),
         ("unknown", PRIVATE, {"placement": UNKNOWN}),
     ],

@@ -148,7 +148,7 @@ def test_time_that_the_hypervisor_took_belongs_to_cpus_not_to_a_process(node: No
 
 
 def test_the_waits_of_many_alike_threads_all_count(node: Node) -> None:
-    """Also of threads that had not run before: those wait longest."""
+    """The waits of threads that had not run before count, too: such threads wait longest."""
     node.look(1000, {PID + number: (10, 0) for number in range(300)})
     node.look(1010, {PID + number: (10 + (number < 200), 0) for number in range(300)})
     waits = node.look(1020, {PID + number: (12, 9) for number in range(300)})

@@ -23,7 +23,7 @@ def waits(
     beside: Sequence[Runner] = (),
     **facts: Any,  # noqa: ANN401 - fields of Waits
 ) -> Waits:
-    """Return ten seconds in which the threads of a process ran and waited for so long."""
+    """Return ten seconds in which a process's threads ran and waited for these times."""
     here, elsewhere = frozenset(range(cpus)), frozenset({8, 9})
     return replace(
         Waits(10, waited, ran, here, elsewhere, limited="/limit", runners=beside), **facts
@@ -40,16 +40,16 @@ SIBLING = runner("own_threads", 5)
         pytest.param(waits(0, ran=10), None, id="it waited for nothing"),
         pytest.param(waits(0.05), None, id="it hardly waited"),
         pytest.param(waits(None, beside=[NEIGHBOR]), None, id="its wait is not measurable"),
-        pytest.param(waits(5), None, id="what ran there has ended"),
+        pytest.param(waits(5), None, id="the other process has ended"),
         pytest.param(waits(5, beside=[NEIGHBOR, DAEMON]), "neighbor", id="another job ran most"),
         pytest.param(waits(5, beside=[DAEMON]), "system", id="a service ran"),
-        pytest.param(waits(5, beside=[runner("neighbor", 0.9)]), None, id="others ran too little"),
+        pytest.param(waits(5, beside=[runner("neighbor", 0.9)]), None, id="a job ran too little"),
         pytest.param(waits(5, beside=[SIBLING]), "own_threads", id="a sibling shares its CPU"),
         pytest.param(waits(10, ran=20, cpus=2), "own_threads", id="three threads on two CPUs"),
         pytest.param(waits(3, ran=6, cpus=2), None, id="bursts on CPUs that idle mostly"),
         pytest.param(waits(10, cpus=2, throttled=6), "throttled", id="most of it is throttled"),
         pytest.param(waits(5, used_up=0.5, beside=[NEIGHBOR]), "throttled", id="limit is used up"),
-        pytest.param(waits(5, stolen=5), None, id="what the hypervisor took is the node's"),
+        pytest.param(waits(5, stolen=5), None, id="the hypervisor's time is no cause"),
         pytest.param(waits(15, ran=75, cpus=8, beside=[NEIGHBOR]), "own_threads", id="nine on 8"),
     ],
 )

@@ -118,7 +118,7 @@ def test_far_memory_has_a_line_with_its_remedy() -> None:
     found = replace(found, memory=dict(zip((100, 200), held, strict=True)))
     said = [line for line in shown(found) if "host memory" in line]
     start = "process 100 (python): host memory 100 GiB, 40% far on node 1; late: "
-    assert [line.startswith(start) for line in said] == [True]  # the other's is little
+    assert [line.startswith(start) for line in said] == [True]  # the other process has little
 
 
 def test_every_other_kind_of_finding_has_its_own_line() -> None:

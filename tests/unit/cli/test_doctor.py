@@ -66,7 +66,7 @@ def test_the_doctor_finds_no_fault_on_a_built_in_machine(doctor: Doctor, name: s
     status, document = found(doctor, "--machine", name)
     assert (status, document["worst"]) == (0, "ok")
     judged = {it["name"] for it in document["checks"] if it["status"] == "ok"}
-    assert judged <= {"gpu-numa-node", "gpu-nics"}  # it lacks the files of the others
+    assert judged <= {"gpu-numa-node", "gpu-nics"}  # it has no files for others
 
 
 def test_nvml_is_called_only_for_checks_that_need_it_and_not_on_hold(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The costliest mistake is reported at the start: a rank on one core, though there are more."""
+"""The costliest mistake is reported at the start: a rank on one core of many."""
 
 import pytest
 

@@ -123,7 +123,7 @@ def test_the_strictest_switch_of_job_and_site_applies(tmp_path: Path) -> None:
             assert config.chosen_switch(environ) == least
 
 
-#: GPU 0 is near CPUs 0-3, GPU 1 near 4-7; where GPU 2 is, is not known.
+#: GPU 0 is near CPUs 0-3, GPU 1 near 4-7; the place of GPU 2 is not known.
 MACHINE = made({0: "0-3", 1: "4-7"}, gpus=(0, 1, None))
 ONE_NODE = made({0: "0-7"}, gpus=(0,))
 

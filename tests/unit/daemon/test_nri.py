@@ -25,7 +25,7 @@ from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny
 
 PRIVILEGED = ["/dev/mem", "/dev/nvidia0", "/dev/nvidia1"]
 CHANGED = {"container-1": NEAR}
-HOUR = 3600.0  #: longer than a test, where a second is meant
+HOUR = 3600.0  #: longer than a test, in place of a second
 PLACES = {"cpus": frozenset(CPUS), "mems": frozenset({0, 1})}
 read_again: list[int] = []  #: for each request to read the machine again: for how many GPUs
 
@@ -206,7 +206,7 @@ def test_kubelet_is_asked_once_while_silent_and_its_containers_are_tried_again(
 
 
 def test_a_privileged_container_s_other_device_files_are_not_read_whole() -> None:
-    """A runtime drops a plugin that answers later than after 2 s: 300 of these took half of it."""
+    """A runtime drops a plugin that answers after 2 s; 300 such containers took half of that."""
     calls = 0
 
     def count(_frame: FrameType, event: str, _argument: object) -> None:

@@ -152,7 +152,7 @@ NO_MORE = "node1/cpulist="
         # Without node/online, the columns are the nodes that exist; else those of it, ascending.
         ("node0/distance=10 21; node8/distance=21 10", {0: {0: 10, 8: 21}, 8: {0: 21, 8: 10}}),
         ("online=8,0-1; node8/distance=21 31 10", {8: {0: 21, 1: 31, 8: 10}}),
-        # A row may be too short, or missing, or too long; what is no number is missing.
+        # A row may be too short, or missing, or too long; a text that is no number is ignored.
         (f"node0/distance=10; {NO_MORE}", {0: {0: 10}, 1: {}}),
         ("online=1; node1/distance=21 10", {1: {1: 21}}),
         (f"online=?; node0/distance=x 20; {NO_MORE}", {0: {1: 20}, 1: {}}),

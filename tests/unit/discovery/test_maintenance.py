@@ -70,7 +70,7 @@ def test_a_command_of_root_that_changes_driver_or_gpu_is_a_worker(
 ) -> None:
     told = machine.runs(7, command)
     assert machine.reason == (told if command in CHANGES else None)
-    machine.runs(7, command, uid=1000)  # any user may call a program so
+    machine.runs(7, command, uid=1000)  # any user may use this name
     assert machine.reason is None
 
 

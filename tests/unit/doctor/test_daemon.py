@@ -85,7 +85,7 @@ AFFINITY_SOCKET             file         AFFINITYD_SOCKET
 AFFINITYDD                  environment  AFFINITYD
 AFFINITYD_PORT              file         -
 """
-#: Others' names, those that Kubernetes gives a pod, and right ones.
+#: Names of other programs, names that Kubernetes gives a pod, and right names.
 FINE = f"""
 PATH MODE RESERVED_CPUS GOMP_CPU_AFFINITY AFFINITYD AFFINITYD_MODE {RANKS}7_CPULIST
 AFFINITYD_SERVICE_HOST AFFINITYD_PLAN_PORT_9466_TCP_ADDR

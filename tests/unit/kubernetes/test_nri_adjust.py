@@ -286,7 +286,7 @@ def test_the_socket_s_folder_is_mounted_only_in_listed_namespaces_and_over_no_mo
         ("", {"env": ["AFFINITYD_NICS=uccl"]}, {"UCCL_P2P_RDMA_DEV": "mlx5_0"}),
         ("", {}, {}),
         ("ucx,nonsense", {}, {}),
-        ("ucx", {"devices": ["/dev/nvidia0"]}, {}),  # it can open none
+        ("ucx", {"devices": ["/dev/nvidia0"]}, {}),  # no NIC can be opened
         ("ucx", {"devices": ["/dev/nvidia0", "/dev/nvidia1", "/dev/infiniband/uverbs0"]}, {}),
     ],
 )

@@ -195,9 +195,9 @@ def test_replicas_of_hami_name_their_gpu() -> None:
         (1, "0-255", "by-index"),
         (2, "0-255", "by-address"),
         (3, "0-255", "by-dra"),
-        (4, "0-255", None),  # either of them
+        (4, "0-255", None),  # either container fits
         (5, "4-7", "exclusive-b"),
-        (5, "4", "exclusive-b"),  # a cgroup below the container's
+        (5, "4", "exclusive-b"),  # a child of the container's cgroup
         (5, "0-7", None),
         (6, "0-255", "of-gke"),
         (7, "0-255", None),

@@ -38,7 +38,7 @@ def distances(
 
 
 def cost(apart: list[list[Fraction]], chosen: Chosen) -> tuple[Fraction, int, Chosen]:
-    """Return what a better answer has less of: distance, crowded GPUs, then the list itself."""
+    """Return a key that is lower for a better answer: distance, crowded GPUs, then the list."""
     pairs = [(rank, place) for rank, places in enumerate(chosen) for place in places]
     used = [place for _, place in pairs]
     total = sum((apart[rank][place] for rank, place in pairs), Fraction(0))

@@ -18,7 +18,7 @@ CASES: dict[str, Any] = json.loads((HERE / "cases.json").read_text())
 VISIBLE: dict[str, Any] = json.loads((HERE / "visible.json").read_text())
 
 VENDORS = {"0x10de": "nvidia", "0x19e5": "huawei"}
-#: The parameters of a request that a case may have, by the names of both.
+#: A parameter's name in a case → its name in a request.
 PARAMETERS = (
     *("mode", "scope", "multithreading", "balanced", "cpuset"),
     *("min_physical_cores", "max_physical_cores"),

@@ -33,7 +33,7 @@ NODES = {
     "half offline": made({0: "0-3"}, online="0-1"),
     "unknown": made({0: "0-3", 1: "4-7"}, gpus=[None]),
     "siblings": made({0: "0-7"}, threads=2),  # 0 and 4, 1 and 5, …
-    "no CPU 0": made({0: "0-15"}, threads=2, online="1-15"),  # CPU 8 alone names its core
+    "no CPU 0": made({0: "0-15"}, threads=2, online="1-15"),  # only CPU 8 of its core is online
     "eight threads": made({0: "0-47"}, gpus=[0, 0], threads=8, siblings="adjacent", online="8-47"),
 }
 

@@ -50,7 +50,7 @@ def test_a_rank_has_allowed_cpus_of_whole_cores_of_its_domain(question: Question
 
 
 def nearest_to(topology: Topology, gpu: Gpu, cpus: CpuSet) -> set[int | None]:
-    """Return the nodes of these CPUs that are nearest to a GPU; all, if its place is unknown."""
+    """Return the nodes of these CPUs that are nearest to a GPU; if its place is unknown, all."""
     nodes = {core.node for core in topology.cores if not cpus.isdisjoint(core.cpus)}
     if gpu.numa_node is None:
         return nodes

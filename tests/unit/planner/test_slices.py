@@ -54,7 +54,7 @@ def test_a_reserved_cpu_is_not_exchanged() -> None:
     ("slices", "expected"),
     [
         pytest.param("0-1 16", "0-1 16", id="the first would take a core and half of another"),
-        pytest.param("0-1 16 2-3 18-19", "18-19 16 2-3 0-1", id="tasks with whole ones exchange"),
+        pytest.param("0-1 16 2-3 18-19", "18-19 16 2-3 0-1", id="tasks with whole cores exchange"),
     ],
 )
 def test_a_core_stays_with_one_task_if_cores_differ_in_size(slices: str, expected: str) -> None:
@@ -151,10 +151,10 @@ def test_no_core_is_divided_by_the_exchange(step: Step) -> None:
     ("options", "expected"),
     [
         pytest.param(Options(), "14-19", id="node is all of it"),
-        pytest.param(Options(mode="unique_contiguous"), "14-19", id="so are the unique modes"),
+        pytest.param(Options(mode="unique_contiguous"), "14-19", id="a unique mode gives all CPUs"),
         pytest.param(Options(mode="even"), "14-19", id="and even"),
         pytest.param(Options(mode="single"), "16-17", id="single is the first near core"),
-        pytest.param(Options(mode="single_unique"), "16-17", id="so is single_unique"),
+        pytest.param(Options(mode="single_unique"), "16-17", id="single_unique is the same"),
         pytest.param(Options(mode="core_complex"), "16-19", id="core_complex is the larger part"),
         pytest.param(Options(multithreading="single_logical"), "14,16,18", id="one CPU a core"),
         pytest.param(Options(max_physical_cores=2), "16-19", id="near cores first"),

@@ -19,7 +19,7 @@ def _named(gpu: Gpu) -> Gpu:
     return replace(
         gpu,
         uuid=f"GPU-{gpu.index // 2}{gpu.index}0000",
-        minor=7 - gpu.index,  # counts the other way, as on real machines it may
+        minor=7 - gpu.index,  # reversed, as it may be on real machines
         mig=(MigInstance("MIG-a1"), MigInstance("MIG-a2")) if gpu.index == 5 else (),
     )
 
@@ -118,7 +118,7 @@ def test_a_text_that_names_no_device_is_malformed(entry: str) -> None:
         *(("models", f"gpus={name}", False) for name in ("GPU-00", "0000:3b:00.0")),
         ("models", "visible=GPU-01,GPU-00", False),
         ("models", "visible=GPU-01,GPU-00 gpus=1", False),  # an index of that list
-        ("models", "granted=1", False),  # one model
+        ("models", "granted=1", False),  # a single model
         ("models", "granted=0,1", True),
         ("eight", "gpus=0", False),
         ("vendors", "gpus=0", False),  # each vendor counts its own GPUs
@@ -190,7 +190,7 @@ def test_a_list_of_visible_devices_is_read_as_by_the_driver(value: str, expected
 
 def test_blanks_before_indices_are_skipped_and_indices_have_the_size_of_a_long() -> None:
     assert (seen(None), seen(" 2, \t0"), seen("0,\u00a01")) == ([0, 1, 2, 3], [2, 0], [0])
-    assert seen(" GPU-bb") == []  # so it is a list of indices
+    assert seen(" GPU-bb") == []  # a list that begins with a blank is of indices
     above = "0," + "9" * 5000 + ",1" + "0" * 5000  # too large for a long: all alike
     assert (seen(above), seen("0," + "0" * 5000 + "1")) == ([], [0, 1])
 

@@ -28,7 +28,7 @@ CUDA, ROCR, HIP, ASCEND = (
         ("amd", {CUDA: "1"}, f"{HIP}=1"),
         ("amd", {CUDA: "1", HIP: "0"}, f"{HIP}=0"),
         ("amd", {CUDA: "0", ROCR: "1"}, f"{ROCR}=1;{HIP}=0"),
-        ("amd", {CUDA: "1", ROCR: "1"}, f"{ROCR}=1"),  # Slurm sets both to the same
+        ("amd", {CUDA: "1", ROCR: "1"}, f"{ROCR}=1"),  # Slurm sets both variables alike
         ("huawei", {ASCEND: "0,1"}, "0,1"),
         ("nvidia amd", {ROCR: "2"}, f"{ROCR}=2"),
     ],

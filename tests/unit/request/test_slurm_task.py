@@ -164,7 +164,7 @@ def test_a_wider_allotment_of_an_outer_step_widens_no_slice() -> None:
 
 
 def test_a_task_that_sees_more_gpus_than_its_step_has_stays() -> None:
-    """It is unknown which of these GPUs are the step's."""
+    """It is not known which of the GPUs that the task sees are the step's."""
     described = f"job=0,2 note=no seen=0,1,2,3/0,1,2,3 {BOTH}"
     for task in (0, 1):
         with pytest.raises(UnsatisfiableError, match=r"which 2 of the 4 GPUs that it sees"):
@@ -245,7 +245,7 @@ def test_in_a_unique_mode_no_two_tasks_with_gpus_of_their_own_share_a_core(drawn
 def test_tasks_with_slices_keep_their_number_of_cpus_and_share_none(
     drawn: Step,
 ) -> None:
-    """Except in single_unique, which gives one core of them."""
+    """Except in single_unique, which gives one core of the slice."""
     replies = drawn.replies
     if len(drawn.slices) == 1 or len(drawn.seen) == 1:
         return

@@ -50,8 +50,8 @@ def test_a_missing_distance_is_farthest() -> None:
     [
         (0, [0, 3], (0,)),
         (1, [0, 3], (0,)),
-        (3, [0, None], (0,)),  # a known distance is nearer than none
-        (1, [None], (None,)),  # what is alone is nearest
+        (3, [0, None], (0,)),  # a node with a distance is nearer than one without
+        (1, [None], (None,)),  # a lone node is nearest
         (17, [0, 3], (0, 3)),  # all are tied from a node without distances, or an unknown one
         (None, [0, None], (0, None)),
     ],
@@ -212,7 +212,7 @@ def parts(*places: str) -> Topology:
         ("ab", "ab", {0: 0, 1: 1}),
         ("ab", "b", {0: 1}),
         ("b", "ab", {1: 0}),
-        ("a", "aa", {0: 0}),  # cut into parts: the counters of one are not those of each
+        ("a", "aa", {0: 0}),  # a divided GPU's counters are not its parts'
         ("ab", "aabb", {0: 0, 2: 1}),
         ("aa", "a", {0: 0}),
     ],

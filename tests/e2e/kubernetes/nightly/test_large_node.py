@@ -24,7 +24,7 @@ from tests.unit.request.test_devices import EIGHT
 pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 
 CPUS = 250
-BOTH_GPUS = {"NVIDIA_VISIBLE_DEVICES": "0,1"}  #: of a NUMA node: no other container has one there
+BOTH_GPUS = {"NVIDIA_VISIBLE_DEVICES": "0,1"}  #: all GPUs of one NUMA node
 NEAR_THEM = parse_list("48-63,176-191")
 SPEC_CPUS = CHROOT / "rig/spec-cpus"  #: the cpusets that runc.sh has cut
 MOUNTS = """

@@ -17,7 +17,7 @@ from tests.support.tiny import BOTH, FAR, NEAR
 pytestmark = needs_cpuset
 
 EVICTABLE = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
-POOL, EXCLUSIVE = NEAR, FAR  #: kubelet's own and shared CPUs; the others
+POOL, EXCLUSIVE = NEAR, FAR  #: CPUs of kubelet's shared pool; CPUs that kubelet gives away
 
 
 #: kubelet's CPU policy and topology policy; the cpuset of a Guaranteed pod with a whole CPU, and

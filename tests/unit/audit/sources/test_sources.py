@@ -74,7 +74,7 @@ def test_a_doubtful_gpu_loses_only_its_own_answer() -> None:
         replace(listed(0, IN_USE, error="GPU is lost"), is_lost=True, load=NvmlLoad(37, 1, 2)),
         replace(listed(2, of(8, 100)), index=1),  # the GPU before it is gone
         GpuProcesses(3, None, "0000:09:00.0", (IN_USE,)),
-        GpuProcesses(4, processes=(IN_USE,)),  # known by its index alone
+        GpuProcesses(4, processes=(IN_USE,)),  # known only by its index
     )
     loads = {FIRST: NvmlLoad(37, 1, 2), THIRD: NvmlLoad(), FIVE[4].key: NvmlLoad()}
     assert processes_of(ProcessReport(said), FIVE) == GpuHolders(
@@ -97,7 +97,7 @@ def test_a_doubtful_gpu_loses_only_its_own_answer() -> None:
 def test_a_known_gpu_is_gone_until_it_is_back_or_bound_to_another_driver(root: Path) -> None:
     source = holders(root, Asked(*[report()] * 5))
     first, second, third = NVIDIAS
-    one = replace(second, index=0)  # the first one is gone
+    one = replace(second, index=0)  # the first GPU is gone
     for machine, gone in (
         (MACHINE, ()),
         (machine_of(one), (first, third)),
@@ -337,7 +337,7 @@ class Machine:
             (folder / f"{number}").symlink_to(file)
 
     def scanner(self, step: float = 0.0) -> DeviceFileScanner:
-        """Return a scanner for which so many seconds pass between two readings of the clock."""
+        """Return a scanner whose clock advances by these seconds at each reading."""
         proc, sys, dev = map(os.fspath, (self.proc, self.sys, self.dev))
         return DeviceFileScanner(proc, sys, dev, clock=count(0.0, step).__next__)
 

@@ -248,7 +248,7 @@ TWO, THREE, FOUR = (Job("slurm", str(number)) for number in range(2, 5))
 
 
 def ran(boot: float, times: Mapping[Job, float]) -> Scan:
-    """Return a scan since which these jobs used so many more seconds, half of them far away."""
+    """Return a scan that adds these seconds of CPU time to jobs, half of them far away."""
     used = {pid: CpuTime(seconds, seconds / 2) for pid, seconds in enumerate(times.values())}
     return scan(*(process(pid, job=job) for pid, job in enumerate(times)), used=used, boot=boot)
 
