@@ -163,9 +163,8 @@ def choose_visible(topology: Topology, task: Task) -> Task:
     """Return a task with the visible-device variables that its GPUs' driver reads."""
     if not task.lists:
         return task
-    gpus = (
-        topology.gpus if task.granted else topology.gpus[:1]
-    )  # GPUs of the vendor that indices count
+    # GPUs of the vendor that indices count
+    gpus = topology.gpus if task.granted else topology.gpus[:1]
     present = {gpu.vendor for gpu in gpus}
     vendors = present.intersection(_vendors_of(task) or present)
     return replace(task, visible=visible(dict(task.lists), vendors) if vendors else None)
