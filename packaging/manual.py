@@ -24,7 +24,7 @@ COMPLETIONS = {
 }
 #: Placeholders of values that are paths.
 PATHS = {"DIR", "FILE", "FOLDER", "PATH", "SOCKET"}
-#: The words that may stand for a value, where its placeholder does not list them.
+#: The words that may be an option's value, if its placeholder does not list them.
 WORDS = {"--machine": machines.NAMES, "CHECK": tuple(CHECKS)}
 
 

@@ -1,8 +1,8 @@
 """Builds the packages affinityd and affinityd-daemon for Debian and for RPM.
 
 `deb/build` and `rpm/build` call it. The first package is the same on every machine. The second has
-the wheels of deploy/image/requirements.txt, unpacked: the pure ones once, the compiled ones for
-each Python and for one architecture.
+the wheels of deploy/image/requirements.txt, unpacked: pure wheels once, compiled wheels for each
+Python and for one architecture.
 """
 
 from __future__ import annotations

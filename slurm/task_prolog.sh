@@ -2,7 +2,7 @@
 # affinityd 0.3.0
 # TaskProlog= of slurm.conf: pins a task near its GPUs, as this node's affinityd says.
 # It runs as the user, beside the task, before the program. Slurm reads its output, on stderr too, and
-# kills the task if it fails: so it prints only `export`, `unset` and `print` lines, and exits with 0
+# kills the task if this script fails: so it prints only `export`, `unset` and `print` lines, and exits with 0
 # within a second. After any error the task stays where Slurm put it, and AFFINITYD_UNPINNED says why.
 # shellcheck disable=SC1090,SC2034,SC2086,SC2154 # a file that is sourced, variables that eval sets, words
 
