@@ -111,7 +111,7 @@ def costliest(rounds: int) -> list[float]:
     for _ in range(rounds):
         of_each = []
         for query in COSTLY:
-            plan._reply.cache_clear()  # noqa: SLF001 - it is to be planned anew
+            plan._reply.cache_clear()  # noqa: SLF001 - so that it plans again
             began = time.process_time()
             answer_to(node, query.encode())
             of_each.append((time.process_time() - began) / GOAL)

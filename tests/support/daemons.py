@@ -121,9 +121,9 @@ runpy.run_module("affinityd", run_name="__main__")
 
 
 def with_constants(**numbers: float) -> tuple[str, ...]:
-    """Return a command that runs the daemon in another command with shorter waits.
+    """Return a command that runs the daemon of another command with changed constants.
 
-    `numbers`: a constant's module in affinityd, then its name: `a__b__SECONDS`.
+    `numbers`: the constant SECONDS of affinityd.a.b is named `a__b__SECONDS`.
     """
     settings = (f"{name.replace('__', '.')}={number}" for name, number in numbers.items())
     return sys.executable, "-c", CHANGED, *settings

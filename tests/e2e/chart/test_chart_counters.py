@@ -25,7 +25,7 @@ from tests.e2e.chart.promtool import (
 NODE = {"job": "affinityd", "node": "gpu07"}
 JOB = {"scheduler": "slurm", "job_id": "7"}
 
-#: Record → the counters that it is a rate of, and the labels of its sample.
+#: Record → the counters whose rate it is, and the labels of its sample.
 RATES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
     "node:affinityd_gpu_cpu_seconds:rate5m": ([TOTAL, FAR], NODE),
     "node:affinityd_gpu_remote_cpu_seconds:rate5m": ([FAR], NODE),

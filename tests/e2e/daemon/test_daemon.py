@@ -139,7 +139,7 @@ def test_a_wrong_setting_is_an_error_of_one_line(
     assert not (tmp_path / "affinityd.sock").exists()
 
 
-def test_without_the_daemon_extra_serve_names_it_and_plan_works(tmp_path: Path) -> None:
+def test_without_the_daemon_extra_serve_names_the_extra_and_plan_works(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
 
     bare = (tmp_path / "bare/bin/python", "-m", "affinityd")

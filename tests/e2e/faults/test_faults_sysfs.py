@@ -60,7 +60,7 @@ def test_the_last_topology_stays_while_sysfs_fails(tmp_path: Path) -> None:
         assert not asked.refused
 
 
-def test_without_sysfs_requests_are_refused_until_it_is_mounted(tmp_path: Path) -> None:
+def test_requests_are_refused_until_sysfs_is_mounted(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with node.started(at_first="mount -t tmpfs tmpfs /sys") as daemon:
         eventually(lambda: daemon.says("has no online CPU"), "it is told")

@@ -34,7 +34,7 @@ VALUES: Mapping[str, Any] = {
 
 
 def mount(cluster: Cluster) -> None:
-    """Mount a /sys with two NUMA nodes, for a kubelet that starts after this."""
+    """Mount a /sys with two NUMA nodes, for a kubelet that starts later."""
     machine = tiny()
     named = zip(machine.gpus, GPUS, strict=True)
     gpus = tuple(replace(gpu, uuid=it) for gpu, it in named)

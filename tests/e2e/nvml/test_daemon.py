@@ -46,7 +46,7 @@ def test_a_mig_job_is_planned_without_a_daemon_or_told_what_is_missing(
     assert "only NVML knows MIG instances: NVML" in lines
 
 
-def test_between_scans_no_process_holds_the_driver(node: LiveNode) -> None:
+def test_no_process_holds_the_driver_between_scans(node: LiveNode) -> None:
     with node.running("--scan-interval", "3600") as daemon:
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
         (scanner,) = children_of(daemon.process.pid)

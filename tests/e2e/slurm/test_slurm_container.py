@@ -88,7 +88,7 @@ def test_the_site_s_settings_apply_in_a_container_too(containers: Node) -> None:
     assert [task.variables["WARNINGS"] for task in site_s] == ["not_unique,widened"] * 2
 
 
-def test_without_the_drop_in_a_task_in_a_container_dies(containers: Node) -> None:
+def test_a_task_in_a_container_dies_without_the_drop_in(containers: Node) -> None:
     """The documentation warns of this, for Slurm 22.05 and newer."""
     with pytest.raises(AssertionError, match="TaskProlog failed status=127"):
         containers.tasks(*TWO, env=container(fstab="/dev/null"))

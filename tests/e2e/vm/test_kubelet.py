@@ -25,7 +25,7 @@ def test_a_container_whose_gpu_is_beside_its_spec_is_left_and_keeps_it(
     assert seen[moment]["log"].count(LEFT) == 1
 
 
-def test_systemd_takes_the_gpu_that_is_beside_the_spec_and_no_other(seen: Document) -> None:
+def test_systemd_takes_away_only_the_gpu_beside_the_spec(seen: Document) -> None:
     """As the page says: it is the change that affinityd must not make."""
     reloaded = seen["reloaded"]
     assert reloaded["beside"]["opens"] == "EPERM"

@@ -56,7 +56,7 @@ def test_commands_take_json_and_format_json_alike(run: Run, words: str) -> None:
     assert len({(status, err) for status, _, err in answers}) == 1
 
 
-def test_without_a_daemon_plan_and_topology_equal_the_daemon_s(tmp_path: Path, run: Run) -> None:
+def test_plan_and_topology_are_the_same_without_a_daemon(tmp_path: Path, run: Run) -> None:
     with running(tmp_path, *DGX.split()) as daemon:
         for form in FORMATS:
             _, out, _ = run(f"plan {DGX} --gpus=3,1 --visible=7,6,5,4 --format {form}")

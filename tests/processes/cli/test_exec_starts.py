@@ -71,7 +71,7 @@ def damages(module: Path) -> Iterator[str]:
         module.write_bytes(source)
 
 
-def test_without_any_one_of_its_modules_exec_starts_the_command(installed: Installed) -> None:
+def test_exec_starts_the_command_if_any_module_is_missing(installed: Installed) -> None:
     modules = installed.modules()
     assert installed.folder / "affinityd/client/local_plan.py" in modules
     for module in modules:

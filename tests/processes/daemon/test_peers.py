@@ -244,7 +244,7 @@ ADMIN = ("setpriv", "--reuid=1234", "--regid=1235", "--groups=1236")
         ((*CONTAINER, *ADMIN), COUNTS),  # a container's root chooses its groups
     ],
 )
-def test_root_and_admins_of_the_node_see_everything_and_those_of_a_container_only_counts(
+def test_root_and_admins_see_everything_on_the_node_and_counts_in_a_container(
     before: Sequence[str], reader: str
 ) -> None:
     with connected(before) as asker:

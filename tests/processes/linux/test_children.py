@@ -149,7 +149,7 @@ def test_a_program_started_by_a_child_is_killed_with_it() -> None:
 
 
 @needs_freezer
-def test_while_a_child_hangs_in_the_kernel_no_other_child_is_started(freezer: Path) -> None:
+def test_no_child_is_started_while_another_hangs_in_the_kernel(freezer: Path) -> None:
     def hang() -> bytes:
         for file, text in (("cgroup.procs", "0"), ("freezer.state", "FROZEN")):
             (freezer / file).write_text(text)

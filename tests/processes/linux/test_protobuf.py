@@ -133,7 +133,7 @@ def test_an_answer_may_be_as_large_as_the_limit_but_no_larger(
             grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT)
 
 
-def test_if_a_field_occurs_twice_the_last_value_counts() -> None:
+def test_the_last_value_of_a_repeated_field_counts() -> None:
     """As protobuf.dev says: "Last One Wins"."""
     long = "b" * 200  # whose length is two bytes
     twice = grpc.field(1, 7) + grpc.field(1, 300) + grpc.field(2, "a") + grpc.field(2, long)

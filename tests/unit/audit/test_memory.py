@@ -119,7 +119,7 @@ def test_movable_memory_has_a_command_as_remedy_and_pinned_memory_a_restart(
     assert host.remedy(None) == remedy.removesuffix(MOVES)
 
 
-def test_processes_that_block_their_reader_hide_no_other_user_s(
+def test_processes_that_block_their_reader_hide_no_other_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers, looked = Event(), list[int]()

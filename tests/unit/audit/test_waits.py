@@ -102,7 +102,7 @@ def test_counters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
     assert scheduling.stolen_times(proc) == {0: 0.5, 12: 0.08}
 
 
-def test_waits_are_none_where_the_kernel_does_not_count_them(tmp_path: Path) -> None:
+def test_waits_are_none_if_the_kernel_does_not_count_them(tmp_path: Path) -> None:
     proc = str(tmp_path)
     assert scheduling.thread_time(7, 7, proc) is None
     assert scheduling.stolen_times(proc) == {}

@@ -69,7 +69,7 @@ def test_the_doctor_finds_no_fault_on_a_built_in_machine(doctor: Doctor, name: s
     assert judged <= {"gpu-numa-node", "gpu-nics"}  # it has no files for others
 
 
-def test_nvml_is_called_only_for_checks_that_need_it_and_not_on_hold(tmp_path: Path) -> None:
+def test_nvml_is_called_only_for_checks_that_need_it_and_in_no_hold(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     here = Settings(socket=os.fspath(tmp_path / "none.sock"))
     assert gather(here, ["isolcpus", "cgroup"], str(hold)).nvml is None

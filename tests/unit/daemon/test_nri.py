@@ -124,7 +124,7 @@ def test_a_container_that_is_not_chosen_is_left_as_it_is(
     assert outcomes(plugin) == {outcome: 1}
 
 
-def test_before_the_machine_is_read_no_container_is_adjusted(
+def test_no_container_is_adjusted_before_the_machine_is_read(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     plugin._service.known = None
@@ -175,7 +175,7 @@ def test_a_container_keeps_the_exclusive_cpus_that_kubelet_gave_it(
     assert states(plugin) == {"container-1": "kept"}
 
 
-def test_kubelet_is_asked_once_while_silent_and_its_containers_are_tried_again(
+def test_a_silent_kubelet_is_asked_once_and_its_containers_are_tried_again(
     runtime: Runtime,
     plugin: NriPlugin,
     monkeypatch: pytest.MonkeyPatch,

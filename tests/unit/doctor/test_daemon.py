@@ -25,7 +25,7 @@ def test_a_replayed_machine_has_no_daemon_to_check(tmp_path: Path) -> None:
     check("daemon", facts_of(tmp_path), "n/a: the machine is replayed")
 
 
-def test_without_a_daemon_misspelled_settings_are_still_found(tmp_path: Path) -> None:
+def test_misspelled_settings_are_found_without_a_daemon(tmp_path: Path) -> None:
     facts = replace(facts_of(tmp_path), daemon=DaemonFacts("/s", absent=("/s", "/t")))
     check("daemon", facts, "n/a: no daemon listens at /s or /t, and none is needed")
     misspelled = replace(facts, variables=(("AFFINITYD_MDOE", "x.conf"),))

@@ -210,7 +210,7 @@ WIDENED = {
 
 
 @pytest.mark.parametrize(("node", "asked", "expected"), cases("plans/widened.tsv"))
-def test_if_too_few_cpus_are_near_the_nearest_others_are_added(
+def test_the_nearest_other_cpus_are_added_if_too_few_are_near(
     node: str, asked: str, expected: str
 ) -> None:
     ranks = zip(cpulists(reply := ask(WIDENED[node], **words(asked))), reply.ranks, strict=True)

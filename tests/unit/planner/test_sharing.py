@@ -81,7 +81,7 @@ def test_each_gpu_has_a_block_of_its_node(name: str, asked: str, expected: str) 
 @pytest.mark.parametrize(
     "asked", ["gpus=1 cpuset=2,4-7", "gpus=0,2 cpuset=2,4-7", "gpus=0,1 cpuset=4-7"]
 )
-def test_with_fewer_cores_than_gpus_only_the_requested_gpus_divide_them(asked: str) -> None:
+def test_only_requested_gpus_divide_cores_if_gpus_outnumber_cores(asked: str) -> None:
     how = f"mode=unique_interleaved balanced=false {asked}"
     reply = ask(NODES["three"], **words(f"share=node {how}"))
     assert reply.plan.share == "requested"

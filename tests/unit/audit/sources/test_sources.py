@@ -211,7 +211,7 @@ def test_each_vendor_s_source_is_asked_at_a_recorded_time(root: Path) -> None:
     assert held.asked == 1000.0
 
 
-def test_without_driver_or_gpus_or_in_a_pid_namespace_nvml_is_not_asked(root: Path) -> None:
+def test_nvml_is_not_asked_without_driver_or_gpus_or_in_a_pid_namespace(root: Path) -> None:
     asked = Asked()
     assert holders(root, asked).held(machine_of()) == GpuHolders(asked=1000.0)
     (root / "driver/version").unlink()

@@ -51,7 +51,7 @@ def test_a_rank_gets_the_same_answer_whichever_rank_asked_first(mode: str) -> No
         answer_to(A100, queries[0].replace(b"rank=0", b"rank=4"))
 
 
-def test_a_cpuset_parameter_may_exceed_the_mask_but_not_the_cpuset() -> None:
+def test_a_stated_cpuset_may_exceed_the_mask_but_not_the_cgroup_s() -> None:
     wide = {"mode": "node", "gpus": "0", "mask": "48-49", "may_use": "48-55"}
     reply = ask(A100.topology, **wide, cpuset="0-63")
     assert (format_list(reply.allowed), reply.source) == ("48-55", "request")
@@ -76,7 +76,7 @@ def test_no_cpu_beyond_the_callers_cpuset_is_allowed(stated: str) -> None:
     assert all(rank.cpus <= parse_list("48-51") for rank in reply.plan.ranks)
 
 
-def test_if_the_cpuset_is_unknown_the_mask_is_no_limit() -> None:
+def test_the_mask_is_no_limit_if_the_cpuset_is_unknown() -> None:
     asked, caller = parse_request([("gpus", "0"), ("cpuset", "0-63")]), Caller(parse_list("48"))
     reply = answer(A100, asked, caller)
     assert (format_list(reply.allowed), reply.within) == ("0-63", None)

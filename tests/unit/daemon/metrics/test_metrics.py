@@ -156,7 +156,7 @@ def test_the_duration_of_a_scan_includes_its_documents() -> None:
     assert samples(scraped(long_ago), "scan_duration_seconds")[""] >= 5
 
 
-def test_before_the_first_scan_only_the_interval_has_a_sample() -> None:
+def test_only_the_interval_has_a_sample_before_the_first_scan() -> None:
     lines = told(Metrics(KnownNode(), lambda: None, scan_interval=15))
     names = ("affinityd_gpu_audited", "affinityd_scan_", "affinityd_job_")
     found = [line.split()[0] for line in lines if line.startswith(names)]

@@ -123,7 +123,7 @@ async def test_a_reading_includes_drivers_answers_and_a_change_is_published_as_a
         await watched.is_published(2)
 
 
-async def test_until_the_first_reading_errors_name_the_file_that_fails(tmp_path: Path) -> None:
+async def test_errors_before_the_first_reading_name_the_file_that_fails(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     with pytest.raises(NotReadyError, match=r"^the machine has not been read yet; try again"):
         _ = watched.watcher.node
