@@ -97,13 +97,13 @@ class Case:
 
 
 def held_out() -> Iterator[Case]:
-    """Yield the rows of the table that states what is right."""
+    """Yield the rows of numberings_held_out.tsv, which state the right outcome."""
     for name, machine_name, files, variables, expected in table("numberings_held_out.tsv"):
         yield _case(name, machine_name, files, variables, frozenset([expected]))
 
 
 def numberings() -> Iterator[Case]:
-    """Yield eight ranks, and a process alone, for each row of the other table."""
+    """Yield eight ranks, and a process alone, for each row of numberings.tsv."""
     for name, machine_name, files, variables in table("numberings.tsv"):
         case = _case(name, machine_name, files, variables, frozenset())
         for rank in (*range(8), None):

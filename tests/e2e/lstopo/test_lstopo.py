@@ -143,7 +143,7 @@ def _objects(root: ET.Element, kind: str) -> Iterator[ET.Element]:
 
 
 def _cpus(element: ET.Element) -> CpuSet:
-    """Read hwloc's form of a set: 32-bit words, an empty one for zero."""
+    """Read hwloc's form of a set: 32-bit words; an empty word is zero."""
     words = element.attrib["cpuset"].split(",")
     return parse_mask("".join(word.removeprefix("0x").rjust(8, "0") for word in words))
 

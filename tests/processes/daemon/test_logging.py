@@ -142,7 +142,7 @@ def test_the_journal_is_told_the_priority_of_each_line(
     stream = os.fstat(writer)
     streams = {f"{stream.st_dev}:{stream.st_ino}": ["<2>", "<3>", "<4>", "<6>"], "1:2": [""] * 4}
     for journal, priorities in streams.items():
-        monkeypatch.setenv("JOURNAL_STREAM", journal)  # a child inherits it even if its stdout is a file
+        monkeypatch.setenv("JOURNAL_STREAM", journal)  # inherited even if stdout is a file
         with writing(writer, form) as lines:
             for level in (50, 40, 30, 20):
                 lines.handle(logging.LogRecord("x", level, "f", 1, "told", (), None))

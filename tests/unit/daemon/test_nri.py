@@ -363,7 +363,7 @@ def of_running(plugin: NriPlugin, runtime: Runtime, *requests: bytes) -> dict[st
     [
         ({"annotations": {"affinityd/placed": f"{BOTH} mixed"}, "cpus": BOTH}, "pinned"),
         ({"annotations": {"affinityd/placed": f"{BOTH} mixed"}, "cpus": FAR}, "kept"),
-        # Its pod's author can write a variable.
+        # A pod's author can set a variable.
         ({"env": [f"AFFINITYD_CPULIST={FAR}"], "cpus": FAR}, "kept"),
         # It was placed while it ran.
         ({"cpus": NEAR}, "pinned"),
