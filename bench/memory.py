@@ -17,7 +17,7 @@ from bench.ratio import Ratio
 
 GIB = 2**30
 SIZES = (6, 20)
-SPARE = 4 * GIB  #: that the machine keeps
+SPARE = 4 * GIB  #: bytes that stay free
 
 #: Fills memory with pages of 4 KiB.
 FILL = """

@@ -11,7 +11,7 @@ from statistics import median, quantiles
 class Ratio:
     """A row of the table: affinityd's value divided by a peer's, for each round."""
 
-    measured: str  #: of affinityd
+    measured: str  #: what is measured of affinityd
     peer: str
     most: float  #: the goal
     rounds: Sequence[float]

@@ -55,7 +55,7 @@ SMOKE = {"workers": 2, "batch": 4, "size": 64, "steps": 10, "rounds": 1}
 WORKS = "both arms ran: it works; so short a run measures nothing"
 MOVE_PAGES = {"x86_64": 279, "aarch64": 239, "ppc64le": 301}  #: move_pages(2)'s number, by machine
 SHARED = "/dev/shm"  # noqa: S108 - where workers put what they have made
-PAGES = 64  #: of a sample that are looked at
+PAGES = 64  #: pages of a sample that are examined
 PAGE = 4096  #: bytes, or some part of a page
 
 Sample = tuple[torch.Tensor, float]

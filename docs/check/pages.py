@@ -69,7 +69,7 @@ def too_many_words(page: Path) -> Iterator[str]:
 
 def malformed_rows(page: Path) -> Iterator[str]:
     """Yield the rows of a page's tables that have other numbers of cells than their headers."""
-    cells = 0  #: of the header of the table; 0: outside of one
+    cells = 0  #: the number of cells in the table's header; 0: outside of a table
     for line in prose(page).splitlines():
         row = CODE.sub("", line.strip()).replace("\\|", "")
         if not row.startswith("|"):

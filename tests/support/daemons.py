@@ -49,7 +49,7 @@ class UnixConnection(http.client.HTTPConnection):
 class Daemon:
     process: subprocess.Popen[str]
     socket: Path
-    log: Path  #: its stdout
+    log: Path  #: the daemon's stdout
 
     def get(self, target: str, method: str = "GET", **headers: str) -> Reply:
         connection = UnixConnection(self.socket)
@@ -182,7 +182,7 @@ def free_port() -> int:
 
 def open_files(process: int) -> Iterator[Path]:
     """Yield the paths of the files that a process has open."""
-    with suppress(OSError):  # it ended, or is another user's
+    with suppress(OSError):  # the process ended, or is another user's
         for descriptor in Path(f"/proc/{process}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile
                 yield descriptor.readlink()

@@ -151,7 +151,7 @@ def _right(case: Case, rank: int | None) -> frozenset[str]:
     """Return the right outcomes for a rank of eight; None: for a process alone."""
     topology, orders = case.topology, _orders(case)
     may_be = {frozenset([order[(rank or 0) % len(order)]]) for order in orders}
-    if rank is None:  # it has the CPUs near all that it sees, or that it may see
+    if rank is None:  # a lone process has the CPUs near all GPUs that it may see
         seen = {frozenset(order) for order in orders}
         may_be = {gpus for gpus in seen if not any(gpus < others for others in seen)}
     right = set()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: What a server does with a connection, until the test is over.
+#: A function that serves a connection until the test is over.
 Behaviour = Callable[[socket.socket, threading.Event], None]
 
 

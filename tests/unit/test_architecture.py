@@ -53,7 +53,7 @@ def imports(name: str) -> Iterator[str]:
             assert node.level == 0, f"{name}: imports are absolute"
             names = [f"{node.module}.{it.name}" for it in node.names]
             yield from names
-            if not MODULES.keys() >= set(names):  # else they are modules of that package
+            if not MODULES.keys() >= set(names):  # else the names are modules of that package
                 yield node.module or ""
 
 

@@ -30,7 +30,7 @@ def test_the_notes_say_which_values_are_removed() -> None:
 def test_the_notes_say_which_users_may_read_pod_names() -> None:
     caution = "Every pod of the cluster can read at port 9465 which pods run here"
     assert caution in notes_of("audit")
-    assert caution not in notes_of("everything")  # it has a NetworkPolicy
+    assert caution not in notes_of("everything")  # this option has a NetworkPolicy
 
 
 def test_a_package_has_all_that_is_rendered_and_no_test_files(tmp_path: Path) -> None:

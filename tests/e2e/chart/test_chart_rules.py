@@ -66,7 +66,7 @@ ABOVE_ZERO = (
 #: Samples, minutes in addition to that number, and whether the alert fires.
 ABOVE = (("2x40", 1, True), ("2x40", -1, False), ("2x9 0 2x40", 1, False), ("0x40", 1, False))
 
-#: What the daemon says of itself and of its plans.
+#: Alerts on metrics of the daemon and its plans.
 DAEMON: tuple[Case, ...] = (
     ("Down", {series("up"): "0x20"}, 6, True),
     ("Down", {series("up"): "0x20"}, 4, False),
@@ -79,7 +79,7 @@ DAEMON: tuple[Case, ...] = (
     ("RefusesPlans", {LOCAL: "0+1x90", **BY_HAND}, 80, False),
     ("Down", {series("up"): "1x20", START: "1 1 7 20 40 60x15"}, 11, True),
     ("Down", {series("up"): "1x20", START: "1x9 7x11"}, 16, False),
-    ("ManyNodes", ups(3, 15), 6, False),  # not more than a fifth of them
+    ("ManyNodes", ups(3, 15), 6, False),  # not more than a fifth of the nodes
     ("ManyNodes", ups(2, 3), 6, False),
     ("ManyNodes", ups(3, 10), 6, True),
     ("ManyNodes", ups(3, 10), 4, False),
@@ -241,9 +241,9 @@ def test_an_alert_fires_when_it_should_in_each_cluster(tmp_path: Path) -> None:
 def test_a_stopped_daemon_is_detected_whatever_the_scrape_job(tmp_path: Path) -> None:
     for build, up, where in (
         ("1x3 stale", "1x3 0x20", [OTHERS]),
-        ("1x3 stale", "1x3 0x2 1x20", []),  # it came back
-        ("1x3 stale", "1x3 0x2 stale", []),  # its node is gone
-        ("_x20", "1x3 0x20", []),  # it never was a daemon
+        ("1x3 stale", "1x3 0x2 1x20", []),  # the target came back
+        ("1x3 stale", "1x3 0x2 stale", []),  # the target's node is gone
+        ("_x20", "1x3 0x20", []),  # the target never was a daemon
         ("1x3 stale", "1x3 _x8 0x20", [OTHERS]),  # meanwhile Prometheus did not run
     ):
         play(tmp_path, firing("AffinitydDown", {POD_BUILD: build, POD_UP: up}, 20, *where))

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.tiny import Ended, ran
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-containers"
-#: What podman must find gone after a boot.
+#: Podman's files that a boot removes.
 RUN = Path("/run", f"affinityd-{hashlib.sha256(os.fsencode(CACHE)).hexdigest()[:8]}")
 
 SETTLED = 120.0  #: seconds that podman may take for anything but a build

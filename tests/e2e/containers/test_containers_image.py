@@ -17,7 +17,7 @@ from tests.unit.test_project import PYTHONS, locked
 
 LABEL = "org.opencontainers.image."
 
-#: What a pod of a namespace that enforces `restricted` runs as.
+#: The privileges of a pod in a namespace that enforces `restricted`.
 RESTRICTED = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all"]
 RESTRICTED += ["--security-opt=no-new-privileges"]
 USERS = {

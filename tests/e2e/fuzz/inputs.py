@@ -65,7 +65,7 @@ def _with(content: bytes, changes: Sequence[tuple[int, int]]) -> bytes:
     return bytes(data)
 
 
-#: What a field of JSON may be, or lead to.
+#: Values that a field of JSON may have.
 VALUES: st.SearchStrategy[Any] = st.sampled_from(
     [
         *(None, True, False, -1, 0, 1, 65536, 2**63, 10**4000, -(10**4000), 1.5, float("nan")),

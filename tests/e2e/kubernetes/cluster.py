@@ -30,7 +30,7 @@ RIGS = Path(os.environ.get("RIGS", REPOSITORY.parent / "shared/rigs"))
 CHROOT = Path(os.environ.get("RIG_CHROOT", "/var/cache/rigs/forky"))
 KUBELET = CHROOT / "var/lib/kubelet"
 POD_RESOURCES = KUBELET / "pod-resources/kubelet.sock"
-#: What the rig's README says that its chroot has.
+#: The files of the rig's chroot, as its README lists them.
 PACKAGES = (
     *("containerd", "runc", "containernetworking-plugins", "etcd-server", "kubernetes-client"),
     *("iptables", "conntrack", "iproute2", "mount"),

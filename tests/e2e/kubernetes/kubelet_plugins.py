@@ -31,7 +31,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
     """Answers kubelet; methods that it does not define get an empty message."""
 
     methods: Mapping[str, Answer]
-    devices: bytes = b""  #: what ListAndWatch sends, once
+    devices: bytes = b""  #: the only message of ListAndWatch
 
     def service(self, details: Any) -> Any:  # noqa: ANN401 - grpc has no types
         method = details.method.rpartition("/")[2]

@@ -45,7 +45,7 @@ def test_packages_are_installed_upgraded_and_purged(
 
     settings = root.path / CONF
     settings.write_text(settings.read_text() + "AFFINITYD=observe\n")
-    with (root.path / PROLOG).open() as prolog:  # as of a job that starts meanwhile
+    with (root.path / PROLOG).open() as prolog:  # a job may start during the upgrade
         root.run("dpkg", "--install", "--force-confdef", "--force-confold", *root.holds(packages))
         assert os.fstat(prolog.fileno()).st_nlink == 0
         assert OLDER in prolog.read()

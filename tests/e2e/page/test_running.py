@@ -50,7 +50,7 @@ def text(tab: Tab, selector: str) -> str:
 def test_a_user_sees_far_processes(
     node: ScanningNode, pid: int, port: int, context: BrowserContext
 ) -> None:
-    # As over a forwarded port, where the daemon knows who asks.
+    # As over a port that is forwarded to the socket: the daemon knows the user.
     context.route(AUDIT, lambda route: route.fulfill(body=node.daemon.get("/audit").body))
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
     eventually(lambda: str(pid) in words(tab), "it is listed")

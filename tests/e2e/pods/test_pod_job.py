@@ -77,7 +77,7 @@ def test_a_command_that_cannot_be_pinned_runs(pod: Pod, tmp_path: Path) -> None:
     ("name", "text"),
     [
         ("pinning.sh", None),
-        ("pinning.sh", "if\n"),  # which breaks the shell
+        ("pinning.sh", "if\n"),  # a syntax error for the shell
         ("settings", "if\n"),
         ("settings", None),
     ],
@@ -156,7 +156,7 @@ def test_a_script_that_is_killed_while_it_asks_starts_no_command(
 
 @EACH_SHELL
 def test_the_command_keeps_its_signals(tiny_pod: Path, shell: list[str]) -> None:
-    look = ["/bin/grep", "-E", "^Sig(Ign|Cgt|Blk)", "/proc/self/status"]  # not busybox's own
+    look = ["/bin/grep", "-E", "^Sig(Ign|Cgt|Blk)", "/proc/self/status"]  # not busybox's grep
     deaf = ["sh", "-c", 'trap "" HUP USR1; exec "$@"', "sh"]
     for before in ([], deaf):
         alone = subprocess.check_output([*before, *look])

@@ -31,7 +31,7 @@ class Node(AskedNode):
     actors: Actors
     port: int
     runtime: Runtime
-    is_known: bool = False  #: to the container runtime
+    is_known: bool = False  #: whether the runtime knows the plugin
 
     def settle(self) -> None:
         eventually(lambda: is_ready(self.daemon), "the daemon is ready")

@@ -34,7 +34,7 @@ LOOK = ("/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status; env | grep ^
 
 @dataclass(frozen=True)
 class Task:
-    cpus: str  #: its mask
+    cpus: str  #: the task's mask
     variables: Mapping[str, str]  #: AFFINITYD_*, without the prefix
     rest: Sequence[str]  #: other lines
 

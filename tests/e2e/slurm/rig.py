@@ -67,9 +67,9 @@ class Setup:
     nodes: int = 1  #: all alike, each on all CPUs of this machine
     topology: str = ""  #: of a node whose CPUs are not all alike: Sockets=2 …
     hwloc: str = ""  #: the hardware that slurmd sees, in the form of HWLOC_SYNTHETIC, hwloc(7)
-    state: str = "idle"  #: that the node must reach
-    gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
-    binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
+    state: str = "idle"  #: the state that the node must reach
+    gres_conf: str | None = None  #: text of gres.conf; None: a line for each GPU, without Cores=
+    binds: Mapping[Path, str] = field(default_factory=dict)  #: file → path on the node
     release: str = HOST  #: of Slurm
     root: Path | None = None  #: the release's root; None: it is made, and kept
 

@@ -22,7 +22,7 @@ TYPED = UNTYPED.replace("gpu ", "gpu Type=a100 ")
 
 FITS = Ended(0, "", "")
 
-#: What a job prints of its GPUs.
+#: Prints a job's GPUs.
 LOOK = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
 
 

@@ -179,7 +179,7 @@ def test_the_check_names_a_node_on_which_jobs_would_fail(
     run(made, f"cd {INSTALLED}; {spoil}")
     try:
         assert check(made).splitlines()[0] == f"{made.node} cannot execute the scripts"
-        if becomes == IDLE:  # its tasks die
+        if becomes == IDLE:  # the node stays idle, but tasks die
             with pytest.raises(AssertionError, match="TaskProlog failed status=1"):
                 look(made)
         else:

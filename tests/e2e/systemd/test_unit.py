@@ -92,7 +92,7 @@ def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator
         try:
             yield Daemon(manager, folder / "run/affinityd/affinityd.sock", log)
         finally:
-            manager.terminate()  # it ends its units before itself
+            manager.terminate()  # the manager ends its units before itself
             manager.wait(PATIENCE)
 
 
@@ -185,7 +185,7 @@ def test_a_wrong_setting_causes_no_restart(tmp_path: Path) -> None:
     wrong = {"wrong.conf": RESTARTS.format("9465")}
     with started(tmp_path, "-m affinityd serve", wrong) as daemon:
         eventually(lambda: daemon.lines, "it has ended")
-        time.sleep(1)  # in which it would be started again
+        time.sleep(1)  # long enough for a restart
         (line,) = daemon.lines
         assert "'9465' is not HOST:PORT" in line
 

@@ -41,7 +41,7 @@ def here(daemon: Daemon) -> Mapping[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AFFINITYD_CONFIG": "/nonexistent",
         "AFFINITYD_SOCKET": str(daemon.socket),
-        "OMP_NUM_THREADS": "2",  # else torchrun sets 1, and there would be no such threads
+        "OMP_NUM_THREADS": "2",  # else torchrun sets 1, and OpenMP has no threads
     }
 
 

@@ -11,7 +11,7 @@ from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, NODES, distance
 from tests.e2e.vm.inside import Document, Ended, bring, cgroup, program, ran, running, stage
 from tests.e2e.vm.warm import affinityd, serving
 
-FIRST_GPU = ("--gpus", "0")  #: is on node 3
+FIRST_GPU = ("--gpus", "0")  #: on node 3
 
 #: The ranks whose plan is made from each source.
 RANKS = {"sysfs": (0, 3, 7), "daemon": range(len(GPU_NODES)), "node.json": (0, 3, 7)}
@@ -24,9 +24,9 @@ LOOK = ("cat", "/proc/self/status", "/proc/self/environ")
 SHOW_AND_FILL = ("sh", "-c", 'numactl --show && exec "$0" "$@"', *inside.FILL)
 
 MANY = ("--gpus", "0,2,4", "--memory")
-BARE = ("--gpus", "6")  #: is on the node without memory
+BARE = ("--gpus", "6")  #: on the node without memory
 NEAR_BARE = " ".join(f"{node}" for node in range(NODES) if distance(BARE_NODE, node) == 12)
-OUTSIDE = "bind, outside Mems_allowed"  #: which are node 2
+OUTSIDE = "bind, outside Mems_allowed"  #: Mems_allowed is node 2
 
 #: Ranks that fill memory: the options of `affinityd exec`; then the policy by get_mempolicy(2), the
 #: one by numa_maps, and the nodes that their pages may be on.

@@ -23,7 +23,7 @@ from tests.e2e.vm.inside import GROUPS, PCI_FOLDER, Document, addresses, bring, 
 from tests.e2e.vm.warm import affinityd
 
 SPEND = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("spending.py")))
-SECONDS = 12  #: for which a process computes
+SECONDS = 12  #: a process computes for this time
 BETWEEN = 1.0  #: seconds, scans
 
 NEAR, FAR = cpus_of(GPU_NODES[0]), cpus_of(0)

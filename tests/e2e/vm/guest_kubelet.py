@@ -176,7 +176,7 @@ class Program:
 class Node:
     """Another Debian in the machine, with its own systemd."""
 
-    systemd: int  #: its pid
+    systemd: int  #: the pid of its systemd
 
     @property
     def root(self) -> Path:
@@ -295,7 +295,7 @@ def pids(program: str) -> list[int]:
 def is_program(pid: int, program: str) -> bool:
     try:
         return Path(f"/proc/{pid}/comm").read_text() == f"{program}\n"
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return False
 
 

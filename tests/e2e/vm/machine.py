@@ -21,7 +21,7 @@ QEMU = "qemu-system-x86_64"
 PATIENCE = 3000  #: seconds; a machine takes 200 to 1000 if nothing else runs
 TAIL = 40  #: lines of the console that a failure shows
 
-#: What the guest has of the checkout.
+#: Folders of the checkout that the guest has.
 CARRIED = (
     *("affinityd", "slurm", "tests/e2e/vm"),
     *(

@@ -17,9 +17,9 @@ RUNS = [*product(LAUNCHES, MODES)]
 
 @dataclass(frozen=True)
 class Task:
-    before: CpuSet  #: its mask, as Slurm made it
+    before: CpuSet  #: the task's mask, as Slurm made it
     after: CpuSet
-    near: CpuSet  #: to the GPUs that it is to use
+    near: CpuSet  #: CPUs near the GPUs that the task should use
     is_bound: bool  #: Slurm gave it some of the step's GPUs
 
 

@@ -27,7 +27,7 @@ from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY
 OTHER = ("nvidia", 1)
 ABSENT = 10**7  #: above any kernel's pid_max
 
-#: What uses a CPU until it is ended.
+#: Uses a CPU until the test ends it.
 BUSY = "print('ready', flush=True)\nwhile True: pass"
 
 #: A holder and its DataLoader's worker; both have the names in argv.
@@ -153,8 +153,8 @@ os.read(0, 1)
         (FAR, 1, False, {}, True),
         (NEAR, 1, False, {}, False),
         (ALL, 1, False, {}, False),  # its mask differs: to move both would need --force
-        (FAR, 2, False, {}, False),  # they may be ranks of other GPUs, or a pool of its own
-        (FAR, 1, True, {}, False),  # as a shell's or a notebook server's child
+        (FAR, 2, False, {}, False),  # two engines may be ranks of other GPUs, or a pool
+        (FAR, 1, True, {}, False),  # the server may be a shell or a notebook server
         (FAR, 1, False, {OTHER: "NVML: timeout"}, False),  # the helper may use that GPU
     ],
 )

@@ -71,7 +71,7 @@ def test_the_facts_of_a_process_equal_the_kernel_s() -> None:
         stat = present(child.pid)
     assert (facts.pid, facts.name, facts.start) == (child.pid, stat.name, stat.start)
     assert (facts.uid, facts.parent, facts.session) == (os.getuid(), os.getpid(), os.getsid(0))
-    assert facts.state in {"S", "R"}  # it may just have become ready
+    assert facts.state in {"S", "R"}  # it may have just woken up
     assert (facts.gpu, facts.holding) == (GPU, Holding(child.pid, GPU))
     (thread,) = facts.threads
     assert (thread.tid, thread.start, thread.mask) == (child.pid, stat.start, frozenset({cpu}))

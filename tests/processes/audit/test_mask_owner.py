@@ -20,7 +20,7 @@ from tests.support.small_node import ALL
 
 TWO_CPUS = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a mask needs a part")
 
-SLEEP = ("sh", "-c", "echo ready; read _")  #: no execve(2), in which /proc shows no environment
+SLEEP = ("sh", "-c", "echo ready; read _")  #: no execve(2): it hides the environment
 CPU = min(ALL)
 PINNED = ("taskset", "-c", f"{CPU}")
 BY_OPENMP = r"OpenMP \(libgomp\.so\S+ and its threads\); to end that: OMP_PROC_BIND=false"

@@ -214,7 +214,7 @@ def test_the_daemon_s_switch_still_applies_after_it_has_ended(tmp_path: Path) ->
             assert done.stderr == ""
 
 
-# What it tells the command.
+# Variables that `exec` sets for the command.
 
 SEVEN = {"OMP_NUM_THREADS": "7"}
 
@@ -357,7 +357,7 @@ def test_options_of_0_2_for_other_binders_are_refused_or_warned_of(
     assert (tmp_path / "started").exists()
 
 
-# What it costs.
+# The cost of `exec`.
 
 
 def test_exec_imports_no_slow_module(here: Mapping[str, str]) -> None:

@@ -137,7 +137,7 @@ def test_the_environment_stays_the_same_byte_by_byte(env: Env) -> None:
     assert sorted(ours[1].split(b"\0")) == sorted(theirs[1].split(b"\0"))
 
 
-# What cannot be run.
+# Commands that cannot be run.
 
 
 @pytest.mark.parametrize(

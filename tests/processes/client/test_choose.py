@@ -84,7 +84,7 @@ def test_a_rank_keeps_the_gpus_that_were_chosen_for_it(
     root = tiny_tree(tmp_path / "four", 0, 0, 1, 1)
     mpi = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     env = {**here, **mpi, "AFFINITYD_ROOT": f"{root}", "AFFINITYD_SOCKET": "/nonexistent/s"}
-    env["AFFINITYD_GPUS"] = "7"  # of the shell that started mpirun
+    env["AFFINITYD_GPUS"] = "7"  # set by the shell that started mpirun
     script = f"export LOCAL_RANK=1; exec {shlex.join([*EXEC, *again, '--', *SHELL])}"
     done = ran(*EXEC, "--choose-gpu", "--", "sh", "-c", script, env=env)
     assert done.stdout == f"Cpus_allowed_list:\t{FAR}\nx:2,3 2-3\n", done.stderr

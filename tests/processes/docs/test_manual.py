@@ -10,7 +10,7 @@ import pytest
 from affinityd.cli import COMMANDS
 from tests.support.paths import REPOSITORY
 
-#: What is typed, and the word that a tab makes of its end.
+#: Typed text, and the word to which a tab completes its end.
 TYPED = {
     "affinityd snap": "snapshot",
     "affinityd plan --expl": "--explain",

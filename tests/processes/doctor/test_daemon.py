@@ -84,7 +84,7 @@ def test_without_a_named_socket_root_s_daemon_is_checked(
         (daemon.socket, own, found),
         (none, daemon.socket, found),
         (left, own, f"fail: no ready daemon at {left} → {MISSING}"),
-        (none, none, f"n/a: no daemon listens at {none}, and none is needed"),  # to root
+        (none, none, f"n/a: no daemon listens at {none}, and none is needed"),  # for root
     ):
         monkeypatch.setattr(config, "default_socket", lambda path=users: os.fspath(path))
         monkeypatch.setattr(config, "SYSTEM_SOCKET", os.fspath(roots))

@@ -196,8 +196,8 @@ def test_threads_are_pinned_although_the_main_thread_has_ended() -> None:
     ("before", "asked", "changed", "expected"),
     [
         (FIRST, BOTH, None, (PINNED, BOTH)),  # fewer CPUs than asked for are no pin
-        (FIRST, BOTH, SECOND, (PINNED, SECOND)),  # its cpuset has shrunk since it was pinned
-        (BOTH, FIRST, SECOND, (LEFT_ALONE, SECOND)),  # it has pinned itself since
+        (FIRST, BOTH, SECOND, (PINNED, SECOND)),  # the cpuset shrank after the pin
+        (BOTH, FIRST, SECOND, (LEFT_ALONE, SECOND)),  # the thread has pinned itself since
     ],
 )
 def test_a_thread_is_judged_by_its_mask_after_a_pass(

@@ -106,7 +106,7 @@ def test_descendants_may_have_lower_pids_and_form_a_circle(tmp_path: Path) -> No
         folder = tmp_path / str(pid)
         folder.mkdir()
         (folder / "stat").write_text(f"{pid} (a (b) c) S {parent} {rest}\n")
-    (tmp_path / "6").mkdir()  # which has just ended
+    (tmp_path / "6").mkdir()  # a process that has just ended
     assert [stat.number for stat in descendants(9, str(tmp_path))] == [4, 5, 3, 9000]
     assert [stat.number for stat in descendants(20, str(tmp_path))] == [30, 20]
     table = ProcessTable(str(tmp_path / "none"))

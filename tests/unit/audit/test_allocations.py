@@ -44,7 +44,7 @@ POD = in_a_pod("2-7", "2-7", 4)
 @pytest.mark.parametrize(
     ("facts", "cause"),
     [
-        (of_slurm("2-5", "2-5"), "allocation"),  # all four that it asked for
+        (of_slurm("2-5", "2-5"), "allocation"),  # all four requested CPUs
         (of_slurm("5", "2-5"), "allocation"),  # some of them, as one of several tasks
         (of_slurm("2-3", "2-5"), None),
         (of_slurm("0-7", "2-5"), "unpinned"),  # also CPUs outside of its cpuset

@@ -65,7 +65,7 @@ def test_a_slow_directory_service_names_its_users_at_a_later_scan() -> None:
     assert sorted(asked) == [0, 1, 2], "each is asked for once"
 
 
-#: It had spent 2 s at the first scan.
+#: A child that had used 2 s at the first scan.
 CHILD = of(far(200, 2), pid=200, parent=100)
 GRANDCHILD = of(far(300, 3), pid=300, parent=200)
 
@@ -100,7 +100,7 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
         ([[], [of(far(500, start=9_999))]], (0, 0)),
         ([[of(far(500))], [of(far(100, start=10_500))]], (1, 1)),  # its pid was reused
         ([[of(far(500))], [], [of(far(900))], [of(far(950))]], (0.5, 0.5)),  # another process
-        # What a scan could not see counts at the next.
+        # Time that a scan could not see counts at the next scan.
         ([[of(far(500))], HIDDEN, [of(far(900))], [of(far(950))]], (4.5, 4.5)),
         ([[], HIDDEN, [of(far(500, start=10_001))]], (5, 5)),
         ([[of(far(500))], *[HIDDEN] * 50, [of(far(900))]], (4, 4)),  # for more than ten minutes

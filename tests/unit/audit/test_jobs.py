@@ -172,7 +172,7 @@ SHELL = "50 bash 40 1000 0"
 @pytest.mark.parametrize(
     ("parent", "stepd", "says", "is_orphan"),
     [
-        (50, STEPD, "", False),  # it is above the task
+        (50, STEPD, "", False),  # the slurmstepd is above the task
         (1, STEPD, OF_JOB.format(7), False),
         (1, STEPD, TITLE.format("7.batch"), False),
         (1, STEPD, TITLE.format("77.0"), True),

@@ -71,7 +71,7 @@ def test_a_thread_that_may_be_far_is_a_mismatch(masks: list[str], far: list[str]
     [
         (["2-4", "3"], "2-4", "3", "only 1 CPU"),  # it asked for the far CPUs
         (["0-3", "0"], "0-3", None, "no CPU"),
-        (["1-4"], "1-4", "2", None),  # it may run on more than it asked for
+        (["1-4"], "1-4", "2", None),  # it may run on more CPUs than it asked for
         (["2-3"], "2-4", "3", None),  # it may run only on far ones
     ],
 )
@@ -118,7 +118,7 @@ def test_a_policy_of_far_nodes_is_a_mismatch(mode: str, nodes: set[int], is_far:
         (MENTIONED, 100 * GIB, 0, 1),
         (MOST - 0.01, 100 * GIB, 0, 1),
         (MOST, 100 * GIB, 1, 0),
-        (MOST, 2 * LEAST - 2, 0, 0),  # it is little
+        (MOST, 2 * LEAST - 2, 0, 0),  # a small amount
     ],
 )
 def test_far_memory_is_reported(far: float, size: int, mismatches: int, notes: int) -> None:

@@ -82,7 +82,7 @@ def test_a_malformed_file_is_an_error_of_one_line(
     assert refusal(path) == line
 
 
-# Where a daemon is looked for.
+# The sockets at which clients look for a daemon.
 
 
 def test_a_client_tries_the_set_socket_or_else_the_system_s_and_its_user_s(

@@ -365,7 +365,7 @@ def of_running(plugin: NriPlugin, runtime: Runtime, *requests: bytes) -> dict[st
         ({"annotations": {"affinityd/placed": f"{BOTH} mixed"}, "cpus": FAR}, "kept"),
         # A pod's author can set a variable.
         ({"env": [f"AFFINITYD_CPULIST={FAR}"], "cpus": FAR}, "kept"),
-        # It was placed while it ran.
+        # The container was placed while it ran.
         ({"cpus": NEAR}, "pinned"),
         ({"cpus": NEAR, "namespace": "gone"}, "pinned"),
         ({"cpus": NEAR, "labels": {"affinityd": "observe"}}, "pinned"),

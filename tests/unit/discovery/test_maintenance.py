@@ -38,7 +38,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_nvml_is_not_called_until_the_worker_on_the_driver_has_ended(machine: Machine) -> None:
     machine.runs(7, "sh -c")
     assert machine.reason is None
-    told = machine.runs(7, "modprobe -r nvidia")  # it has become one
+    told = machine.runs(7, "modprobe -r nvidia")  # now a worker
     assert [machine.reason for _ in range(3)] == [told] * 3
     shutil.rmtree(machine.proc / "7")
     assert machine.reason is None

@@ -107,7 +107,7 @@ def test_a_rank_gets_its_gpus_in_its_own_numbering() -> None:
     reply = reply_of(
         "mi250x", 0, ["32-39", "16-23"], f"{NAMES['SRUN']} SLURM_GPUS_ON_NODE=4 visible={turned}"
     )
-    assert gpus_of(reply) == "4,5"  # of GPUs 2 to 5 on nodes 1 and 0, which are as far from node 2
+    assert gpus_of(reply) == "4,5"  # nodes 1 and 0, with GPUs 2 to 5, are equally far from node 2
     assert "HIP_VISIBLE_DEVICES=3,2" in render(reply, "shell").splitlines()
     assert all(render(reply, form) for form in ("json", "map_gpu"))
 

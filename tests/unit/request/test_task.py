@@ -115,7 +115,7 @@ def test_the_default_mode_takes_no_cpus_away(stated: str, mode: str) -> None:
 def test_only_the_variable_of_the_vendor_with_granted_files_counts(granted: str, own: str) -> None:
     request = read(words(f"ROCR_VISIBLE_DEVICES=0 {CUDA}=1"), granted)
     assert request.task.visible == own
-    assert len({request}) == 1  # by which the daemon keeps plans
+    assert len({request}) == 1  # the key of the daemon's kept plans
 
 
 def test_an_unbound_task_has_the_devices_of_its_step_or_else_its_job() -> None:

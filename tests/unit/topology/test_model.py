@@ -34,7 +34,7 @@ def test_a_node_has_its_cores_in_order_and_its_cpus() -> None:
 
 def test_only_the_fields_of_a_topology_are_pickled() -> None:
     sent = made({0: "0-3", 1: "4-7"}, gpus=[1])
-    assert len(sent.online) == 8  # which it keeps
+    assert len(sent.online) == 8  # kept
     assert pickle.loads(pickle.dumps(sent)) == sent  # noqa: S301 - its own
     assert sent.__getstate__().keys() == {field.name for field in fields(sent)}
 

@@ -271,8 +271,8 @@ def process(sys: Path, pid: str, *memory: int | str, queues: tuple[int, ...] = (
     [
         ((0, 4096, 1 << 35), (), {SECOND_AMD: 4096, THIRD_AMD: 1 << 35}),
         ((0, 0, 0), (1,), {SECOND_AMD: 0}),
-        ((0, 0, 0), (), {}),  # it only opened the driver
-        (("", "", ""), (), {}),  # it ends meanwhile
+        ((0, 0, 0), (), {}),  # the process only opened the driver
+        (("", "", ""), (), {}),  # the process ends meanwhile
     ],
 )
 def test_a_process_uses_the_gpus_in_which_it_has_memory_or_a_queue(

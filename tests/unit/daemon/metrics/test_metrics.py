@@ -294,7 +294,7 @@ Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a m
         ([[NEAR_ITS_GPU], [NEAR_ITS_GPU]], (10, {}), None),
         ([[FAR], [NEAR_ITS_GPU]], (10, {"mask": 10}), None),  # a finding holds until the next scan
         ([[NEAR_ITS_GPU, FAR]] * 2, (10, {"mask": 10}), None),  # a GPU counts once,
-        ([[UNPINNED, FAR], [FAR]], (10, {"mask": 10}), None),  # by its first cause
+        ([[UNPINNED, FAR], [FAR]], (10, {"mask": 10}), None),  # by the first cause
         ([[UNPINNED], [FAR], []], (20, {"mask": 10, "unpinned": 10}), None),
         ([[FAR, ON_BOTH], [NEAR_ITS_GPU, ON_BOTH]], (20, {"mask": 10}), None),
         ([[FAR], [], [], [FAR], [FAR]], (20, {"mask": 20}), None),
