@@ -91,7 +91,7 @@ def asking(
                 return
             asked.judge(path, query, right[query])
             if asked.refused:
-                time.sleep(0.002)  # without a daemon, leave the CPU to the starting one
+                time.sleep(0.002)  # leave the CPU to a daemon that starts
 
     threads = [threading.Thread(target=loop, args=(number,)) for number in range(clients)]
     for thread in threads:

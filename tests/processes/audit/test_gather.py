@@ -133,7 +133,7 @@ def test_a_slow_family_does_not_delay_others_until_the_scan_s_time_is_up(
 JOB = "/slurm/uid_0/job_7"
 
 
-@pytest.mark.parametrize("cpuset", [JOB, ""], ids=["confined", "its tasks have masks alone"])
+@pytest.mark.parametrize("cpuset", [JOB, ""], ids=["confined", "only masks"])
 def test_whether_slurm_confines_a_job_is_read_from_its_cpuset(tmp_path: Path, cpuset: str) -> None:
     with sleeping() as task:
         proc = copied(tmp_path / "proc", task.pid)

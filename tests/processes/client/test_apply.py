@@ -94,11 +94,11 @@ EXCLUSIVE = {"mode": "exclusive"}
         ((*LAUNCHER, *ON_FIRST), {}, {}, {"cpuset": FIRST}, [*TOLD, f"AFFINITYD_SLICE={FIRST}"]),
     ],
     ids=[
-        "its mask",
-        "which an earlier pin set",
-        "what is chosen",
-        "a single GPU that it sees",
-        "a mask that is narrower than its launcher's",
+        "the process's mask",
+        "a mask that an earlier pin set",
+        "parameters that the caller states",
+        "a process that sees a single GPU",
+        "a mask that is narrower than the launcher's",
     ],
 )
 def test_a_query_has_the_process_s_own_facts(

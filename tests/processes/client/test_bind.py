@@ -225,7 +225,7 @@ def test_set_affinity_warns_of_far_cpus(here: Mapping[str, str]) -> None:
         ("affinityd.bind(1)", {"AFFINITYD": "off"}, CPUS),
         ("affinityd.bind(1)", {"AFFINITYD": "observe"}, CPUS),
     ],
-    ids=["bound", "it was not", "opted out", "observed"],
+    ids=["bound", "not bound", "opted out", "observed"],
 )
 def test_a_dataloader_worker_gets_the_cpus_of_a_bound_process(
     here: Mapping[str, str], bound: str, env: dict[str, str], mask: list[int]

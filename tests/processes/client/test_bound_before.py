@@ -89,7 +89,7 @@ def test_a_kept_pin_is_shown_with_verbose_and_counts_as_a_binding(
 
 @needs_cpuset
 @pytest.mark.parametrize(
-    ("gpus", "cpus"), [("0", NEAR), ("1", NEAR)], ids=["the whole mask is near", "it is far"]
+    ("gpus", "cpus"), [("0", NEAR), ("1", NEAR)], ids=["a near mask", "a far mask"]
 )
 def test_a_mask_that_is_not_narrowed_follows_its_cpuset(
     here: Mapping[str, str], gpus: str, cpus: str

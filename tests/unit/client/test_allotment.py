@@ -47,7 +47,7 @@ SCOPE = "0-13,16-17"  #: systemd-run --scope -p AllowedCPUs
         ("{}", "node", ["0-5,16-17"] * 4),
         ("0,1,2,3", "unique_contiguous", ["16-17", "0-1", "2-3", "4-5"]),
     ],
-    ids=["ranks that see all four GPUs", "ranks that see their own", "ranks that divide the CPUs"],
+    ids=["ranks that see all four GPUs", "ranks that see own GPUs", "ranks that divide the CPUs"],
 )
 def test_ranks_with_socket_scope_get_their_parts_of_the_machine_near_cpus_first(
     seen: str, mode: str, cpus: list[str]

@@ -28,7 +28,7 @@ NEAR = {"0": parse_list("0-15"), "1": parse_list("16-31"), "-": None}
         pytest.param("1 1 0", "0-3 4-7 16-19", "16-19 4-7 0-3", id="the first task takes first"),
         pytest.param("1 0", "0-3 16-17", "2-3,16-17 0-1", id="as many as are near"),
         pytest.param("1 0", "0-1,16 2,18-19", "16,18-19 0-2", id="the near part is kept"),
-        pytest.param("1 1 0 0", "0-5 6-7 16-17 18-23", "18-23 16-17 6-7 0-5", id="by size"),
+        pytest.param("1 1 0 0", "0-5 6-7 16-17 18-23", "18-23 16-17 6-7 0-5", id="equal sizes"),
         pytest.param("1 - 0", "0-1 2-3 16-17", "16-17 2-3 0-1", id="an unknown place stays out"),
         pytest.param("1 0 0", "0-3 4-5 16-19", "16-19 4-5 0-3", id="a near task stays out"),
         pytest.param("1 1", "0-3 4-7", "0-3 4-7", id="no near CPU is there"),
@@ -150,9 +150,9 @@ def test_no_core_is_divided_by_the_exchange(step: Step) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        pytest.param(Options(), "14-19", id="node is all of it"),
+        pytest.param(Options(), "14-19", id="node gives all CPUs"),
         pytest.param(Options(mode="unique_contiguous"), "14-19", id="a unique mode gives all CPUs"),
-        pytest.param(Options(mode="even"), "14-19", id="and even"),
+        pytest.param(Options(mode="even"), "14-19", id="even gives all CPUs"),
         pytest.param(Options(mode="single"), "16-17", id="single is the first near core"),
         pytest.param(Options(mode="single_unique"), "16-17", id="single_unique is the same"),
         pytest.param(Options(mode="core_complex"), "16-19", id="core_complex is the larger part"),

@@ -127,7 +127,7 @@ OTHERS = f"""\
         (f"slurmd: {EXTRA}\n" * 2, (EXTRA,)),
         (OTHERS, ()),
     ],
-    ids=["no key", "no word", "an extra line", "what is not about GPUs"],
+    ids=["no key", "no output", "an extra line", "lines about other things"],
 )
 def test_an_error_about_gpus_is_kept_once(text: str, messages: tuple[str, ...]) -> None:
     assert parse(text, is_complete=FATAL not in text and bool(text)).messages == messages
