@@ -91,11 +91,13 @@ def plan_ranks(resolved: Resolved) -> Planned:
     allowed = resolved.allowed
     tasks = (task.cpus and task.cpus.tasks) or task.ranks or 1
     cpus = count_asked_cpus(node, task, allowed, tasks)
-    if cpus is not None:
-        options = replace(options, cpus=-(-cpus // gpus_of_task))
     together: dict[int | None, int] = {}
-    if cpus is not None and task.cpus is not None and task.cpus.is_allotment:
-        options, together = _ask_by_allotment(node, options, task.cpus.tasks or 1, entries, allowed)
+    if cpus is not None:
+        cpus_of_rank = -(-cpus // gpus_of_task)
+        if task.cpus is not None and task.cpus.is_allotment:
+            cpus_of_rank = min(cpus_of_rank, cores_of_gpu(node.topology))
+            together = _cpus_together(node, cpus_of_rank, task.cpus.tasks or 1, entries, allowed)
+        options = replace(options, cpus=cpus_of_rank)
     demand = demand_of(node, entries, allowed, options)
     result = plan(node.topology, demand._replace(together=together, cuts_cores=bool(together)))
     planned = Planned(entries, asked, options, result, allowed)
@@ -345,11 +347,10 @@ def _plan_in_slice(
     return add_warnings(planned, PlanWarning("not_unique", message))
 
 
-def _ask_by_allotment(
-    node: Node, options: Options, tasks: int, entries: Sequence[Entry], allowed: CpuSet
-) -> tuple[Options, dict[int | None, int]]:
-    """Return options for a rank's part of an allotment, and how many CPUs each home's ranks get."""
-    cpus = min(options.cpus or 1, cores_of_gpu(node.topology))
+def _cpus_together(
+    node: Node, cpus: int, tasks: int, entries: Sequence[Entry], allowed: CpuSet
+) -> dict[int | None, int]:
+    """Return how many CPUs the ranks of each home node get, with so many CPUs for a rank."""
     sees_all = len(entries) >= tasks
     gpus = gpus_of(entries) if sees_all else node.topology.gpus
     homes = home_nodes(node.topology, gpus, allowed) if allowed else []
@@ -359,7 +360,7 @@ def _ask_by_allotment(
         if not sees_all:  # all GPUs of the other tasks may be on its home node
             ranks = max(min(ranks, tasks), -(-tasks * ranks // len(homes)))
         together[home] = cpus * ranks
-    return replace(options, cpus=cpus), together
+    return together
 
 
 def repeat_each(entries: Sequence[Entry], times: int) -> tuple[Entry, ...]:
