@@ -1,8 +1,8 @@
 """The CPU time that `affinityd exec` adds to a command, beside a bare Python's, in one run.
 
-All are started in turns. Their user and system time is that of wait4(2), with the programs that
-they start, less that of the command, true(1). A daemon answers; its own time is not in it. `run` is
-what `affinityd init` leaves in a pod.
+All are started in turns. wait4(2) tells the user and system time of each, with the programs that it
+starts. The time of the command, true(1), is subtracted. A daemon answers; its own time does not
+count. `run` is the script that `affinityd init` leaves in a pod.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def measure(pairs: int = 60) -> tuple[Ratio, ...]:
 
 
 def _cost(command: Sequence[str], env: Mapping[str, str]) -> float:
-    # On stderr it says that the machine is replayed.
+    # affinityd says on stderr that the machine is replayed.
     silent = [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
     child = os.posix_spawnp(command[0], [*command], env, file_actions=silent)
     _, status, usage = os.wait4(child, 0)

@@ -180,7 +180,7 @@ can_open() { # DEVICE PORT: whether a port is active, and this process may open 
     IFS=' ' read -r state _ <"$folder/ports/$2/state"
     [ "$state" = 4: ] || return 1
     for file in "$folder"/device/infiniband_verbs/uverbs*; do
-        { IFS= read -r ibdev <"$file/ibdev" && [ "$ibdev" = "$1" ]; } || continue # an adapter may have several
+        { IFS= read -r ibdev <"$file/ibdev" && [ "$ibdev" = "$1" ]; } || continue # an adapter may have several devices
         file=$dev/infiniband/${file##*/}
         [ ! -r "$file" ] || [ ! -w "$file" ] || return 0
     done

@@ -8,7 +8,7 @@ gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
 case $gpus in '' | NoDevFiles | *[!A-Za-z0-9_.:,/-]*) exit 0 ;; esac # so early that sh has not parsed the rest
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
-notes=/run/affinityd-jobs # always root's; the daemon's folder may be another user's
+notes=/run/affinityd-jobs # root owns this folder; another user may own the daemon's folder
 settings=/etc/affinityd.conf
 
 say() {

@@ -72,7 +72,7 @@ class Root:
         shell = 'shift 3; mount --rbind /proc "$0/proc"; exec chroot "$0" affinityd "$@"'
         before = ["unshare", "--mount", "sh", "-ec", shell, os.fspath(self.path)]
         env = {"AFFINITYD_SOCKET": f"{self.path}/run/affinityd/s"}  # a long path is refused
-        (self.path / "run/affinityd").mkdir()  # as systemd does
+        (self.path / "run/affinityd").mkdir()  # systemd makes this folder, too
         with running(
             folder, "--socket=/run/affinityd/s", *arguments, before=before, env=env
         ) as daemon:

@@ -121,7 +121,7 @@ def test_with_only_files_run_gives_the_cpus_near_all_gpus_or_none(
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "1"}
     two_gpus, far = "16-23,80-87,144-151,208-215", pod.to / "gpu/minor:5"
     for devices, env, cpus in (
-        (["nvidia5", "nvidia1"], rank, two_gpus),  # whichever of the two GPUs a rank has
+        (["nvidia5", "nvidia1"], rank, two_gpus),  # near either GPU
         ([], {"NVIDIA_VISIBLE_DEVICES": "GPU-120000"}, GPU_2),
         ([], {"NVIDIA_VISIBLE_DEVICES": "2"}, GPU_2),  # an index, not a minor
         (["nvidia5", "nvidia77"], {}, None),  # a rank may use the unknown GPU

@@ -41,8 +41,8 @@ AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
 
 @dataclass
 class Actors:
-    job: int  #: in a step of Slurm, on NVIDIA's GPU
-    pod: int  #: in a pod, on NVIDIA's GPU
+    job: int  #: a pid in a step of Slurm, on NVIDIA's GPU
+    pod: int  #: a pid in a pod, on NVIDIA's GPU
     of_amd: int
     of_npu: int
     asker: subprocess.Popen[str]

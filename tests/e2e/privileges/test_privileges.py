@@ -54,7 +54,7 @@ def test_without_cpus_the_daemon_cannot_plan(actors: Actors) -> None:
         assert node.daemon.get("/plan?gpus=0").status == 503
 
 
-def test_without_its_folder_the_daemon_ends(actors: Actors) -> None:
+def test_the_daemon_ends_if_it_cannot_write_its_folder(actors: Actors) -> None:
     with confined(actors, "writes", "/run/affinityd") as node:
         assert node.daemon.process.wait(PATIENCE) == 1
         (line,) = node.daemon.complaints

@@ -36,7 +36,7 @@ LOOK = ("/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status; env | grep ^
 class Task:
     cpus: str  #: the task's mask
     variables: Mapping[str, str]  #: AFFINITYD_*, without the prefix
-    rest: Sequence[str]  #: other lines
+    rest: Sequence[str]  #: other lines that the task printed
 
     @property
     def unpinned(self) -> str | None:

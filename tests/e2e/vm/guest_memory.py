@@ -68,7 +68,7 @@ def prepare() -> None:
     output("modprobe", "brd", "rd_nr=1", "rd_size=65536")
     output("mkswap", "/dev/ram0")
     output("swapon", "/dev/ram0")
-    Path("/dev/shm").mkdir(exist_ok=True)  # noqa: S108 - where it is mounted everywhere
+    Path("/dev/shm").mkdir(exist_ok=True)  # noqa: S108 - its usual place
     output("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # noqa: S108
     for node in (1, 3, 7):
         folder = Path(f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB")

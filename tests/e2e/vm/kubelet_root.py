@@ -21,7 +21,7 @@ CONTROL_PLANE = (
     *("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--pid", "--fork", "--kill-child"),
     os.fspath(REPOSITORY / "tests/e2e/vm/control_plane.sh"),
 )
-#: The guest's side of that network, as QEMU's options.
+#: QEMU's options for the guest's side of the network.
 NETWORK = ("-netdev", "user,id=net", "-device", "e1000,bus=pcie.0,netdev=net,romfile=")
 
 

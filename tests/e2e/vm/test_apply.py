@@ -10,7 +10,7 @@ FIRST = cpus_of(GPU_NODES[0])
 
 
 def half_of(rank: int) -> str:
-    """Return a rank's CPUs if it divides its node with the node's other rank: one core."""
+    """Return a rank's CPUs if the two ranks of a NUMA node divide its cores: one core."""
     first = int(cpus_of(GPU_NODES[rank]).partition("-")[0]) + 2 * (rank % 2)
     return f"{first}-{first + 1}"
 

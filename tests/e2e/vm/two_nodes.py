@@ -14,7 +14,7 @@ GPU_NODES = tuple(node for node in BRIDGES for _ in range(2))
 #: A thread a CPU: tasks of a step run at once, and wait for each other's locks in the kernel.
 ACCELERATOR = "tcg,thread=multi,tb-size=512"
 
-#: Of each node. The roots of two releases must fit, twice while the kernel unpacks them.
+#: Memory of each node: the roots of two releases must fit, twice while the kernel unpacks them.
 MEMORY_MB = 2048
 
 

@@ -123,7 +123,7 @@ def test_exec_pins_in_a_deleted_working_folder(
     assert ran("sh", "-c", script, "sh", *start, *LOOK, cwd=gone, env=env).cpus == FAR
 
 
-# Files that it reads, and that fail.
+# Reads of files that fail.
 
 #: System calls that name a path; which of them there are depends on the processor.
 CALLS = "?open,openat,?readlink,readlinkat,?newfstatat,?fstatat64"

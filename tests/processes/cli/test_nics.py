@@ -80,7 +80,7 @@ def test_bind_sets_variables_of_nics_in_this_process(monkeypatch: pytest.MonkeyP
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "mlx5_1:1 mlx5_1:1 1\n"  # it says that the machine is replayed
+    assert done.stdout == "mlx5_1:1 mlx5_1:1 1\n"  # one warning: the machine is replayed
 
 
 def test_verify_finds_a_process_that_chose_the_nic_of_another_node(

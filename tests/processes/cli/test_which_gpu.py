@@ -201,7 +201,7 @@ def test_exec_and_run_find_the_right_gpu_in_each_numbering(machine: str, tmp_pat
     assert wrong == []
 
 
-# Launchers.
+# Ranks of launchers.
 
 #: Print a line for each environment of a list: the CPUs of a process that binds itself, and the
 #: GPUs that are found for another process.

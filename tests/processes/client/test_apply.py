@@ -68,12 +68,12 @@ def pinned(cpus: str, before: Sequence[str] = ()) -> list[str]:
     return run(PIN, cpus, {}, before).splitlines()
 
 
-#: The query of a process here of which nothing else is known.
+#: The query of a process on this machine of which nothing else is known.
 HERE = {"cpuset": ALL, **({"granted": it} if (it := granted_gpus()) else {})}
 RANK = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 ON_FIRST = ("taskset", "-c", FIRST)
 TOLD = [f"{name}={text}" for name, text in RANK.items()]
-#: A launcher whose own environment has what its rank inherits, and a script of a rank.
+#: A launcher whose own environment has the rank's variables; its rank inherits them.
 LAUNCHER = ("sh", "-c", f'{" ".join(TOLD)} "$@"; exit $?', "sh")
 SEES_ONE = {"CUDA_VISIBLE_DEVICES": "2"}
 BY_LIST = ["CUDA_VISIBLE_DEVICES=2"]

@@ -144,7 +144,7 @@ SHARED = "2 threads of a library, which counted the CPUs before, share 1 CPU now
 @pytest.mark.parametrize(
     ("env", "has_team", "call", "main", "team", "line"),
     [
-        # The mask from the launcher is not known any more: the threads stay where they are.
+        # The launcher's mask cannot be found any more: the threads stay where they are.
         ({**CLOSE, **MPIRUN}, True, "affinityd.bind()", ON_NEAR, [ON_NEAR, ON_FAR], FIRST_REGION),
         ({**CLOSE, **MPIRUN}, False, "affinityd.bind()", ON_NEAR, [ON_NEAR, ON_FAR], FIRST_REGION),
         ({**CLOSE, **MPIRUN}, False, "affinityd.set_affinity(1, 2)", ON_NEAR, None, FIRST_REGION),

@@ -30,7 +30,7 @@ class Launch:
     """Differences between the ranks of a launcher."""
 
     said: str  #: the variables of a rank
-    sees: str  #: the GPUs that it sees: the job's, or its own, in turns
+    sees: str  #: which GPUs a rank sees: "all" of the job, or in "turns" one
     most: int = 2  #: ranks on a GPU
 
 

@@ -195,7 +195,7 @@ def test_replicas_of_hami_name_their_gpu() -> None:
         (1, "0-255", "by-index"),
         (2, "0-255", "by-address"),
         (3, "0-255", "by-dra"),
-        (4, "0-255", None),  # either container fits
+        (4, "0-255", None),  # two containers fit
         (5, "4-7", "exclusive-b"),
         (5, "4", "exclusive-b"),  # a child of the container's cgroup
         (5, "0-7", None),

@@ -13,9 +13,9 @@ from tests.support.tables import cases, rows, words
 
 NODES = {
     "pair": made({0: "0-3", 1: "4-7"}),
-    # Three near cores, six partners: 0 brings 3 and 6, 1 brings 4 and 7, 2 brings 5 and 8.
+    # Three near cores, six far cores: core 0 brings 3 and 6, core 1 4 and 7, core 2 5 and 8.
     "three": made({0: "0-2", 1: "3-8"}, gpus=[0, 0]),
-    # A package of five cores, of which two are near: 0 brings 2, 4; 1 brings 3.
+    # A package of five cores, two of them near: core 0 brings 2 and 4, core 1 brings 3.
     "ragged": made({0: "0-1", 1: "2-4"}, gpus=[0, 0]),
     # One node over two packages whose CPU numbers alternate; node 1 has a core of the first.
     "astride": made({0: "0-7", 1: "8"}, gpus=[0, 0], packages={0: "0-6:2,8", 1: "1-7:2"}),

@@ -53,7 +53,7 @@ def test_a_reserved_cpu_is_not_exchanged() -> None:
 @pytest.mark.parametrize(
     ("slices", "expected"),
     [
-        pytest.param("0-1 16", "0-1 16", id="the first would take a core and half of another"),
+        pytest.param("0-1 16", "0-1 16", id="an exchange would split a core"),
         pytest.param("0-1 16 2-3 18-19", "18-19 16 2-3 0-1", id="tasks with whole cores exchange"),
     ],
 )

@@ -195,7 +195,7 @@ def test_blanks_before_indices_are_skipped_and_indices_have_the_size_of_a_long()
     assert (seen(above), seen("0," + "0" * 5000 + "1")) == ([], [0, 1])
 
 
-def test_a_list_of_uuids_is_certain_and_one_of_indices_as_certain_as_its_source() -> None:
+def test_a_list_of_uuids_is_certain_and_a_list_of_indices_only_if_its_source_is() -> None:
     doubtful = GIVEN._replace(doubt=Doubt("of the order", frozenset()))
     by_name = ("GPU-bb", "MIG-cc04", "ROCR_VISIBLE_DEVICES=GPU-bb;HIP_VISIBLE_DEVICES=0")
     assert not any(read_visible(value, doubtful).doubt for value in by_name)

@@ -88,9 +88,9 @@ EIGHT = next(
     [
         pytest.param({"CUDA_VISIBLE_DEVICES": "{task}"}, id="a script chooses a GPU after the pin"),
         pytest.param({"LOCAL_RANK": "{task}"}, id="a script exports its rank"),
-        pytest.param({"LOCAL_RANK": "{task}", "LOCAL_WORLD_SIZE": "8"}, id="and their number"),
-        pytest.param({"gpus": "{task}"}, id="it names a GPU"),
-        pytest.param({"rank": "{task}"}, id="it names a rank"),
+        pytest.param({"LOCAL_RANK": "{task}", "LOCAL_WORLD_SIZE": "8"}, id="rank and size are set"),
+        pytest.param({"gpus": "{task}"}, id="the caller names a GPU"),
+        pytest.param({"rank": "{task}"}, id="the caller names a rank"),
     ],
 )
 @pytest.mark.parametrize("mode", ["node", "exclusive"])

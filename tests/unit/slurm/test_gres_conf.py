@@ -84,7 +84,7 @@ BARREN = {0: "0-3", 1: "4-7", 2: ""}
         (made({**BARREN, 3: "8-9"}, [2], distances=[("2", "0-1", 20)]), "node", ["0-7"]),
     ],
 )
-def test_cores_lists_the_near_cores_of_each_gpu(
+def test_the_field_cores_lists_the_near_cores_of_each_gpu(
     node: Topology, scope: str, cores: list[str | None]
 ) -> None:
     assert cores_of(node, scope) == cores

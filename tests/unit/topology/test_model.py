@@ -200,7 +200,7 @@ def test_far_masks_have_these_causes(
 
 
 def parts(*places: str) -> Topology:
-    """Return a machine with GPUs, or parts of one, at these PCI addresses."""
+    """Return a machine with GPUs at these PCI addresses; parts of a GPU share an address."""
     first = ONE.gpus[0]
     gpus = (replace(first, index=it, pci_bus_id=place) for it, place in enumerate(places))
     return replace(ONE, gpus=tuple(gpus))
@@ -217,7 +217,7 @@ def parts(*places: str) -> Topology:
         ("aa", "a", {0: 0}),
     ],
 )
-def test_a_gpu_is_recognized_by_its_address_and_each_key_is_given_once(
+def test_a_gpu_keeps_its_key_by_its_address_and_no_two_gpus_have_one_key(
     before: str, now: str, keys: dict[int, int]
 ) -> None:
     def key(index: int) -> GpuKey:

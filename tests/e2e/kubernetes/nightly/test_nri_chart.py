@@ -37,7 +37,7 @@ pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 #: Way → the resource of a device plugin that gives GPU 1 in this way. FAR is near GPU 1.
 WAYS = {way: f"{way}.example.com/gpu" for way in ("file", "variable", "cdi")}
 DRIVER = "gpu.example.com"
-#: The devices of GPU 1 by CDI, of the device plugin and of the driver of DRA.
+#: GPU 1 as devices of CDI: one for the device plugin, one for the driver of DRA.
 CDI = {
     "cdiVersion": "0.6.0",
     "devices": [
