@@ -195,7 +195,7 @@ def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
                 break
     is_compressed = answer[:1] != b"\0"
     size = int.from_bytes(answer[1:MESSAGE_PREFIX], "big")
-    if is_compressed or len(answer) < MESSAGE_PREFIX or size != len(answer) - MESSAGE_PREFIX:
+    if is_compressed or size != len(answer) - MESSAGE_PREFIX:
         why = "no whole message" if answer else "an error"  # the reason is in its trailers
         raise ValueError(f"{path} answered {method} with {why}")
     return bytes(answer[MESSAGE_PREFIX:])
