@@ -13,7 +13,7 @@ class Ratio:
 
     measured: str  #: what is measured of affinityd
     peer: str
-    most: float  #: the goal
+    most: float  #: the goal: the largest ratio that is good
     rounds: Sequence[float]
 
     @property

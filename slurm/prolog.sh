@@ -1,8 +1,9 @@
 #!/bin/sh
 # Prolog= of slurm.conf: notes the job's GPUs for task_prolog.sh, and checks whether affinityd answers.
 # It runs as root, on each node of a job, before its first task. Only a prolog always sees the job's GPUs
-# in the node's own numbering. Its exit status is 0, unless AFFINITYD_DRAIN=yes is in /etc/affinityd.conf, no daemon
-# listens, and none left a socket or node.json: then Slurm drains the node. A job without GPUs needs neither note nor daemon.
+# in the node's own numbering. A job without GPUs needs neither note nor daemon. The exit status is 0, except if all of
+# this is true: /etc/affinityd.conf has AFFINITYD_DRAIN=yes, no daemon listens, and no daemon has left a socket or
+# node.json. Then Slurm drains the node.
 
 gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
 case $gpus in '' | NoDevFiles | *[!A-Za-z0-9_.:,/-]*) exit 0 ;; esac # so early that sh has not parsed the rest

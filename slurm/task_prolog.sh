@@ -11,7 +11,7 @@ trap 'exit 0' EXIT
 exec 2>/dev/null
 run=/run/affinityd
 
-for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA GPUS PINNED_FOR; do # those of a batch script
+for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA GPUS PINNED_FOR; do # a batch script's pin set these
     eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
 done
 shared_file=${0%/*}/pinning.sh

@@ -30,7 +30,7 @@ def pages() -> list[str]:
 
 
 def copy(page: str, known: list[str], address: str, folder: Path) -> None:
-    """Copy a page; its links to what is no page lead to the repository's address."""
+    """Copy a page; links to other files than pages lead to the repository's address."""
 
     def target(link: re.Match[str]) -> str:
         path = os.path.relpath(ROOT / Path(page).parent / link[1], ROOT)

@@ -216,7 +216,7 @@ def _orders(case: Case) -> list[list[int]]:
     is_unknown = mps == "unknown" or "CUDA_MPS_PIPE_DIRECTORY" in environ
     if is_unknown or selected_otherwise or "HABANA_VISIBLE_MODULES" in environ:
         orders += [[index] * len(seen) for index in seen]
-    elif mps:  # a list that does not fit is of other devices
+    elif mps:  # if the list does not fit, it names other devices
         fits = all(len(_selected(order, mps)) == mps.count(",") + 1 for order in orders)
         unknown = [[index] * len(seen) for index in seen]
         orders = [_selected(order, mps) for order in orders] if fits else [*orders, *unknown]

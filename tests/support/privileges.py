@@ -17,7 +17,7 @@ class Feature:
     on: tuple[str, ...]
     capabilities: tuple[str, ...]  #: without CAP_
     calls: tuple[str, ...]  #: system calls that @system-service lacks, or the unit leaves out
-    reads: tuple[str, ...]  #: in a path of /proc, PID is each process that is looked at
+    reads: tuple[str, ...]  #: paths; PID in them stands for every process that is looked at
     writes: tuple[str, ...]
     namespaces: tuple[str, ...]  #: namespaces of the node, by their files in /proc/PID/ns
 

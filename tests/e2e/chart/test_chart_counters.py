@@ -40,7 +40,7 @@ RATES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
 }
 
 STEADY = "0+120x20"  #: two seconds a second
-#: What happens → samples of a daemon and of another one on its node, a minute, the rate then.
+#: What happens → samples of a daemon; of a second daemon; a minute; the rate in that minute.
 HISTORIES: Mapping[str, tuple[str, str | None, int, float | None]] = {
     "two scrapes are missing": ("0+120x4 _ _ 840+120x9", None, 9, 2),
     "the daemon was restarted: what it counted since": ("0+120x4 0+120x9", None, 8, 1.6),

@@ -55,7 +55,7 @@ def test_a_gpu_on_an_unknown_node_counts_in_no_percentage(tmp_path: Path) -> Non
 
 
 def test_a_far_gpu_that_dcgm_reports_idle_is_shown_with_its_pod(tmp_path: Path) -> None:
-    """Pod labels as honorLabels leaves them, as Prometheus renames them, and without any pod."""
+    """Pod labels may be as honorLabels keeps them, or renamed by Prometheus, or missing."""
     exporter = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p"}
     renamed = {**exporter, "exported_namespace": "team", "exported_pod": "train-1"}
     samples = {

@@ -63,7 +63,7 @@ ABOVE_ZERO = (
     ("OrphansHoldGpu", of_gpu("affinityd_gpu_orphan_processes"), 15),
     ("PinsOverlap", series("affinityd_pin_overlap_cpus"), 15),
 )
-#: Samples, minutes in addition to that number, and whether the alert fires.
+#: Samples, minutes to add to the alert's own, and whether the alert fires.
 ABOVE = (("2x40", 1, True), ("2x40", -1, False), ("2x9 0 2x40", 1, False), ("0x40", 1, False))
 
 #: Alerts on metrics of the daemon and its plans.
@@ -149,7 +149,7 @@ AUDIT: tuple[Case, ...] = (
     ("HostMemoryIsFar", {FAR_MEMORY: "8e9x40", NEAR_MEMORY: "1e9x40"}, 31, False),
     ("CannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
     ("CannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
-    ("CannotSeeIntoGpus", {AUDITED: "0x20", LOST: "1x20"}, 16, False),  # it has its own alert
+    ("CannotSeeIntoGpus", {AUDITED: "0x20", LOST: "1x20"}, 16, False),  # lost GPUs have their alert
     ("CannotSeeIntoGpus", {EVERY: "15x40"}, 16, True),
     ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "_ 20x40"}, 18, False),
     ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "0+60x40"}, 21, True),

@@ -137,7 +137,7 @@ def _remove(name: str) -> None:
 def _has_started(started: Container) -> bool:
     """Whether the container's first process is no longer runc; podman reports that much later."""
     if started.process.poll() is not None:
-        return True  # it has also ended: the block judges that
+        return True  # it has ended, too; the caller's block judges that
     try:
         words = Path(f"/proc/{started.pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):  # the file of its pid is not there, or empty

@@ -95,7 +95,7 @@ def test_the_image_compiles_nothing_at_start_and_has_the_checkout_s_command(imag
 
 
 def test_the_image_serves_without_a_folder_for_its_socket(image: str, tmp_path: Path) -> None:
-    """`podman run IMAGE`, to try it: the folder is the image's own."""
+    """`podman run IMAGE` mounts no folder: the socket is in the image's own folder."""
     with running(tmp_path, image, "serve", "--machine=dgx-a100") as started:
         url = "http://127.0.0.1:9465/plan?gpus=0&format=cpulist"
         eventually(lambda: curl(started.pid, url).stdout == "48-63,176-191\n", "it answers")

@@ -47,7 +47,7 @@ def next_state(manager: socket.socket) -> bytes:
 
 
 def test_a_daemon_from_start_to_end(tmp_path: Path) -> None:
-    """As a service whose manager is notified; its socket is open to all, whatever the umask."""
+    """The service's manager is notified. The socket is open to all, whatever the umask."""
     folder = tmp_path / "run"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(os.fspath(tmp_path / "notify"))
@@ -215,7 +215,7 @@ def leave_unread(daemon: Daemon, further: int) -> socket.socket:
         before = unread
         with suppress(BrokenPipeError):  # the daemon closes it if a request is unanswered
             client.sendall(b"GET /topology HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        time.sleep(0.1)  # for an answer
+        time.sleep(0.1)  # an answer may come
     return client
 
 

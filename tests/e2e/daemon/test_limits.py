@@ -52,7 +52,7 @@ def test_one_user_cannot_use_up_the_daemon_s_open_files(folder: Path, asked: byt
             for _ in range(50):
                 assert daemon.get(TARGET).body == ANSWER
             files = len([*Path(f"/proc/{daemon.process.pid}/fd").iterdir()])
-            assert files < 64  # its own, and an eighth of the limit
+            assert files < 64  # 16 connections, an eighth of the limit, and its own files
         assert refused(daemon) >= 200 - 16
         assert daemon.process.poll() is None
 

@@ -20,7 +20,7 @@ IN_USE = "Address already in use"
 
 @pytest.mark.parametrize(("is_ended", "status"), [(True, 0), (False, 1)])
 def test_another_daemon_s_socket_is_kept(tmp_path: Path, is_ended: bool, status: int) -> None:
-    """Such as a daemon of a later release that starts before this one has ended."""
+    """A daemon of a later release may start before the older daemon has ended."""
     later = tmp_path / "later.sock"
     with running(tmp_path, "--machine", MACHINE) as daemon, serving(later, hanging):
         later.rename(daemon.socket)  # last: the daemon exits when it notices

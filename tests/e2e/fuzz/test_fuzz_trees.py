@@ -109,7 +109,7 @@ def test_a_tree_with_arbitrary_errors_is_a_machine_or_refused(
 ) -> None:
     name = data.draw(st.sampled_from(sorted(trees)))
     folder = tmp_path_factory.mktemp("spoiled")
-    # As deep as its links may lead up, so that these find no other test's machines.
+    # The tree lies so deep that links which lead up find no other test's machine.
     root = shutil.copytree(trees[name], folder / "a/b/c/root", symlinks=True)
     try:
         spoil(data, root)

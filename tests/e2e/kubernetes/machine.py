@@ -26,7 +26,7 @@ GPU_ID = 4711  #: KFD's own number of GPU 0
 def values() -> Mapping[str, Any]:
     """Write the machine's files; return the chart values with which the daemon sees them.
 
-    They are mounted over the kernel's own files: to the daemon the machine is live, not replayed.
+    The files are mounted over the kernel's: to the daemon the machine is live, not replayed.
     """
     shutil.rmtree(_HERE, ignore_errors=True)
     machine = tiny()

@@ -62,7 +62,7 @@ def test_the_init_step_gives_the_folder_to_a_daemon_that_has_no_privileges(chart
 def test_a_second_release_leaves_the_folder_to_the_daemon_that_answers_in_it(
     chart: Chart, values: Mapping[str, Any]
 ) -> None:
-    """Its daemon would run as root, and take the folder from the first daemon's user."""
+    """The second daemon would run as root, and take the folder from the first one's user."""
     run, second = chart.cluster.run, Chart(chart.cluster, "second")
     root = {**values, "kubernetes": {"nri": {"enabled": True}}}
     where = "--namespace second --create-namespace --values -"

@@ -134,7 +134,7 @@ def test_a_container_started_without_the_daemon_is_placed_and_placed_again_when_
 def test_a_missed_container_is_placed_once_kubelet_answers(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """It is privileged, and has every device file: only kubelet knows its GPU."""
+    """The container is privileged, and has every device file: only kubelet knows its GPU."""
     resource, kubelet = "file.example.com/gpu", tmp_path / "kubelet.sock"
     amount = {resource: "1"}
     one = {

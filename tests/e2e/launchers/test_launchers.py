@@ -139,7 +139,7 @@ def test_a_rank_keeps_the_cpus_to_which_its_launcher_bound_it(
     cpus: list[str],
     switch: str | None,
 ) -> None:
-    """Also in a mode that divides the CPUs that ranks share, and if they are far."""
+    """They keep far CPUs, too, and keep them also in a mode that divides shared CPUs."""
     environ = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here, **env}  # noqa: S108
     tell = ("sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $AFFINITYD_LOCALITY")
     rank = ("sh", "-c", 'echo "${OMPI_COMM_WORLD_LOCAL_RANK:-$MPI_LOCALRANKID}: $("$@")"', "sh")

@@ -165,7 +165,7 @@ def test_a_child_whose_parent_was_killed_exits_by_itself(facts: Facts) -> None:
 def test_the_child_runs_no_code_of_the_caller_s_environment(
     facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts("fail nvmlInitWithFlags print\ngpu")  # what it prints is no answer either
+    facts("fail nvmlInitWithFlags print\ngpu")  # what the library prints is no answer
     for module in ("pynvml", "signal", "sitecustomize"):
         (tmp_path / f"{module}.py").write_text("import os; os._exit(7)")
     monkeypatch.chdir(tmp_path)

@@ -180,7 +180,7 @@ def test_an_old_scan_is_marked_and_its_age_grows(shows: Shows, context: BrowserC
     assert texts(tab, "#findings b") == ["no process uses a GPU"]
 
 
-def test_a_page_of_another_machine_says_so(shows: Shows, context: BrowserContext) -> None:
+def test_the_page_says_if_the_node_has_changed(shows: Shows, context: BrowserContext) -> None:
     tab = shows(audit(EIGHT, []))
     assert not tab.page.locator("#other_node").is_visible()
     answering(context, replace(audit(EIGHT, [], age=0), node="other"))

@@ -156,7 +156,7 @@ def test_a_pod_whose_settings_cannot_be_read_starts_and_does_not_pin(
 
 
 def test_an_init_container_ends_at_once_when_its_pod_is_deleted(tmp_path: Path) -> None:
-    """As pid 1 of a pid namespace, like a container's first process."""
+    """`init` is pid 1 of a pid namespace here, like a container's first process."""
     words = [sys.executable, "-m", "affinityd", "init", f"--to={tmp_path}/to", "--timeout=600"]
     alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:

@@ -171,7 +171,7 @@ OBSERVED = f"observe: would run on CPUs {GPU_2} (local)"
 
 @pytest.mark.parametrize("shell", SHELLS, ids=str)
 def test_observe_pins_nothing_and_exports_the_plan(pod: Pod, shell: list[str]) -> None:
-    """With a daemon and without; `--fail-closed` has nothing to refuse."""
+    """So it is with a daemon and without; `--fail-closed` does not refuse the command."""
     for away in ({}, unreachable(pod)):
         command = ("--fail-closed", "env")
         ended = pod.run(*command, cpus=ONLINE, shell=shell, AFFINITYD="observe", **away)

@@ -66,7 +66,7 @@ class Actors:
 
 @contextmanager
 def playing() -> Iterator[Actors]:
-    """Start them. The NPU's device file has the device number of /dev/full, mem(4)."""
+    """Start the actors. The NPU's device file has the device number of /dev/full, mem(4)."""
     with open_folder() as dev, ExitStack() as stack:
         enter = stack.enter_context
         os.mknod(dev / "davinci0", stat.S_IFCHR | 0o666, os.makedev(1, 7))
@@ -87,7 +87,7 @@ def playing() -> Iterator[Actors]:
         in_pod = started(pod)
         asker = enter(program(ASKS))
         (step / "cgroup.procs").write_text(f"{asker.pid}")
-        # A process named like Slurm's own in a step: the job has not ended.
+        # The step has a process named slurmstepd, as in a job that has not ended.
         shutil.copy(shutil.which("sleep") or "", dev / "slurmstepd")
         keeper = enter(subprocess.Popen([dev / "slurmstepd", "600"]))
         stack.callback(keeper.kill)

@@ -110,7 +110,7 @@ def _adjusts(node: Node) -> bool:
         node.runtime.accept()
         node.is_known = True
     given = f"NVIDIA_VISIBLE_DEVICES={UUID}"  # by the device plugin
-    asked = created(devices=[], env=[given], shares=300, cgroup="/")  # less than a third of a CPU
+    asked = created(devices=[], env=[given], shares=300, cgroup="/")  # asks for 0.3 CPUs
     return node.is_known and node.runtime.create(asked).cpus == NEAR
 
 

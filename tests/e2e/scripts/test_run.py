@@ -19,7 +19,7 @@ PATIENCE = 120.0  #: seconds; the first run may have to install the package
 
 @contextmanager
 def started(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Start it as a terminal does, in a group that Ctrl-C signals as a whole; end the group."""
+    """Start scripts/run in a process group, as a terminal does; end the group afterwards."""
     process = subprocess.Popen(
         ["/usr/bin/env", "--default-signal=INT", RUN, *arguments],  # a background job ignores it
         stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ def test_the_printed_command_works_and_ctrl_c_leaves_nothing() -> None:
 
 
 def test_without_root_the_script_names_the_command_that_installs_the_rest(tmp_path: Path) -> None:
-    """On a machine with only apt-get and Python, as a user other than root, without curl."""
+    """The machine has only apt-get and Python, and no curl; the user is not root."""
     for program in ("apt-get", "cat", "dirname", "sh"):
         (tmp_path / program).symlink_to(shutil.which(program) or "/bin/true")
     (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")

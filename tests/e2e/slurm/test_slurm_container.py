@@ -89,7 +89,7 @@ def test_the_site_s_settings_apply_in_a_container_too(containers: Node) -> None:
 
 
 def test_a_task_in_a_container_dies_without_the_drop_in(containers: Node) -> None:
-    """The documentation warns of this, for Slurm 22.05 and newer."""
+    """The documentation warns of such deaths, for Slurm 22.05 and newer."""
     with pytest.raises(AssertionError, match="TaskProlog failed status=127"):
         containers.tasks(*TWO, env=container(fstab="/dev/null"))
     # slurmstepd looks for the script itself, where Pyxis has left it in the container.

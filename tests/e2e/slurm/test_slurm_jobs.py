@@ -81,7 +81,7 @@ def test_concurrent_steps_on_a_gpu_each_are_near_it_and_disjoint(node_of_jobs: N
 
 
 def test_an_interactive_step_has_all_cpus_of_its_job(node_of_jobs: Node) -> None:
-    """salloc with use_interactive_step, which needs a terminal."""
+    """The step is that of salloc with use_interactive_step, which needs a terminal."""
     look = "grep Cpus_allowed_list /proc/self/status; env | grep AFFINITYD_; exit"
     terminal = "/usr/bin/python3 -c 'import pty, sys; pty.spawn(sys.argv[1:])'"
     typed = f"echo '{look}' | {terminal} salloc {' '.join(TWO)}"
@@ -106,7 +106,7 @@ def test_a_job_without_gpus_is_shown_with_its_cpus(
 def test_the_note_of_each_heterogeneous_job_component_names_its_own_gpus(
     tiny_daemon: Daemon, tmp_path: Path, release: str
 ) -> None:
-    """Each runs on a node of its own, and the tasks of both have the job number of the first."""
+    """Both components run on nodes of their own; all tasks have the first's job number."""
     tiny_daemon.socket.parent.chmod(0o755)
     backfill = ("SchedulerType=sched/backfill", "SchedulerParameters=bf_interval=1")
     binds = {tiny_daemon.socket.parent: "/run/affinityd", copied(tmp_path): INSTALLED}
@@ -129,7 +129,7 @@ OBSERVE, TASK, COUNTS, ON, OFF = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTA
 
 
 def test_the_page_s_commands_do_what_the_page_says(node_of_jobs: Node, conf: Path) -> None:
-    """Except the commands of systemd, which does not run here, and with the rig's paths."""
+    """The rig's paths replace the page's. Commands of systemd are left out: it does not run."""
 
     def done(commands: str) -> str:
         ours = commands.replace("systemctl restart affinityd", ":")

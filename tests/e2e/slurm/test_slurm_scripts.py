@@ -322,7 +322,7 @@ def test_only_mps_daemons_of_root_or_of_the_user_make_an_index_uncertain(
 def test_a_note_that_is_malformed_or_names_other_gpus_is_ignored(
     node: Node, daemon: Daemon, text: str
 ) -> None:
-    """Its order may differ from gres.conf's; in a unique mode only the note keeps tasks apart."""
+    """A note may have another order than gres.conf. Unique modes need a note to part tasks."""
     note(daemon, text)
     assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
     unique, _ = task_prolog(node, {**FAR_GPU, **TWO_TASKS, "AFFINITYD_MODE": "exclusive"})
@@ -425,7 +425,7 @@ def test_a_prolog_without_a_job_changes_nothing(job: str) -> None:
 NVIDIA = "nvidiactl nvidia0 nvidia1 nvidia-uvm dri/renderD128"
 AMD = "kfd dri/renderD128 dri/renderD129 dri/card0"
 GAUDI = "accel/accel2 accel/accel3"
-#: Without those of MPS, since no MPS daemon runs.
+#: Every variable that lists devices; MPS's are left out, since no MPS daemon runs.
 LISTS = dict.fromkeys({*VISIBLE_NAMES, *OF_NUMBERS} - {MPS_PIPE, MPS_LIST}, "0")
 STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "4,5", "SLURM_LOCALID": "1"}
 MASKS = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x1,0x2"}

@@ -128,7 +128,7 @@ def exec_(
 def place(ended: Ended) -> dict[str, str]:
     """Return a command's CPUs, its variables without the prefix, and its stderr.
 
-    It printed its /proc/self/status, and its environment last.
+    The command printed its /proc/self/status, and then its environment.
     """
     status, _, environ = ended["stdout"].rpartition("\n")
     mask = re.findall(r"^Cpus_allowed_list:\t(.*)$", status, re.MULTILINE)

@@ -11,7 +11,7 @@ CPUS_PER_NODE = 4
 CPUS = NODES * CPUS_PER_NODE
 MEMORY_NODE = NODES  #: has no CPUs
 BARE_NODE = 5  #: has no memory
-MEMORY_MB = 512  #: of each other node; the root and the programs take 250 of some node
+MEMORY_MB = 512  #: of each node with memory; the root and the programs take 250
 
 #: The node of each host bridge, in PCI bus order: as odd as a DGX A100's.
 BRIDGES = (3, 1, 7, 5)
@@ -22,7 +22,7 @@ GPU_NODES = tuple(node for node in BRIDGES for _ in range(2))
 #: A real PCI function: a display of vendor 1002.
 GPU = "ati-vga"
 
-#: Emulated, on every machine alike. One thread: with one a CPU, early boot froze now and then.
+#: Emulated on any machine, by one thread: with a thread for each CPU, booting sometimes froze.
 ACCELERATOR = "tcg,thread=single,tb-size=256"
 
 #: Has huge caches, x2APIC and a random number generator; TCG lacks its transactional memory.

@@ -1,6 +1,6 @@
 """The virtual machine's image, made once and kept: an unpacked kernel, and a root that it unpacks.
 
-It lies in the user's cache, named after its recipe.
+The image lies in the user's cache, in a folder named after its recipe.
 """
 
 import fcntl

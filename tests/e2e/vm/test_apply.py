@@ -57,7 +57,7 @@ def test_memory_is_allocated_on_the_node_of_the_gpu(seen: Document, command: str
     assert sum(pages.values()) * 4096 > 32 << 20
     if command.startswith("interleave"):
         assert pages.keys() == {*nodes.split()}
-    if command == "interleave":  # one of several nodes may be nearly full, with the roots memory
+    if command == "interleave":  # one of several nodes may be nearly full: the root is in memory
         assert min(pages.values()) > 0.8 * max(pages.values())
     if command != OUTSIDE:
         assert "affinityd" not in "".join(ended["said"])  # numactl may print warnings

@@ -25,9 +25,9 @@ def same(seconds: float) -> object:
 
 @pytest.mark.parametrize("name", [*SPENDERS, "scans that fail"])
 def test_cpu_time_equals_the_kernel_s_count(seen: Document, name: str) -> None:
-    """Of the process, its ended threads and children: by its cgroup's cpu.stat, and its own stat.
+    """The time is that of the process, its ended threads and its children.
 
-    In stat the ticks of many short children are rounded.
+    It is compared with the cgroup's cpu.stat and the process's stat, which rounds ticks.
     """
     counted, truth = seen[name]["counted"], seen[name]["truth"]
     assert truth["cpu"] > 1
@@ -61,7 +61,7 @@ def test_threads_wait_if_they_outnumber_cpus_and_a_limit_throttles(seen: Documen
 @pytest.mark.parametrize("name", SHORT)
 def test_waits_of_short_lived_threads_are_not_measurable(seen: Document, name: str) -> None:
     assert seen[name]["counted"]["unmeasured"] > 0
-    assert seen[name]["counted"]["measured"] <= 2  # readings while few threads have ended, or all
+    assert seen[name]["counted"]["measured"] <= 2  # when few threads have ended, or all
 
 
 def test_why_says_that_waits_of_short_lived_threads_are_not_measurable(seen: Document) -> None:

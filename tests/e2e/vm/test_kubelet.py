@@ -26,7 +26,7 @@ def test_a_container_whose_gpu_is_beside_its_spec_is_left_and_keeps_it(
 
 
 def test_systemd_takes_away_only_the_gpu_beside_the_spec(seen: Document) -> None:
-    """As the page says: it is the change that affinityd must not make."""
+    """An update of a container by affinityd must not cause this, as the page says."""
     reloaded = seen["reloaded"]
     assert reloaded["beside"]["opens"] == "EPERM"
     assert [reloaded[name]["opens"] for name in ("early", "one", "two")] == ["ENXIO"] * 3
@@ -74,7 +74,7 @@ def test_a_pod_keeps_its_exclusive_cpus_and_is_planned_within_them(seen: Documen
 
 
 def test_cpus_of_a_partition_are_for_its_processes_and_for_no_pod(seen: Document) -> None:
-    """Kubelet leaves no room for one: until it is narrowed, its slice has all CPUs."""
+    """Kubelet's slice has all CPUs: a partition is refused until the slice is narrowed."""
     refused = "root invalid (Cpu list in cpuset.cpus not exclusive)"
     assert seen["partitions"] == [refused, "root"]
     assert parse_list(seen["outside"]) == parse_list(near(seen)) - parse_list(PARTITION_CPUS)

@@ -11,7 +11,7 @@ BRIDGES = (1, 1, 0, 0)  #: the node of each host bridge, in PCI bus order
 #: The node of each GPU, in PCI bus order.
 GPU_NODES = tuple(node for node in BRIDGES for _ in range(2))
 
-#: A thread a CPU: tasks of a step run at once, and wait for each other's locks in the kernel.
+#: A thread for each CPU: a step's tasks run at once, and wait for locks of the kernel.
 ACCELERATOR = "tcg,thread=multi,tb-size=512"
 
 #: Memory of each node: the roots of two releases must fit, twice while the kernel unpacks them.

@@ -109,7 +109,7 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_for_itself_and_its_children() ->
 def test_ended_processes_are_unseen_and_later_ones_with_their_pid_are_no_holders() -> None:
     gone = walk(ABSENT)
     assert (list(gone), gone.unseen) == ([], [Holding(ABSENT, GPU)])
-    assert os.getpid() not in pids(gathered(os.getppid()))  # it scans
+    assert os.getpid() not in pids(gathered(os.getppid()))  # a scan leaves itself out
     with sleeping() as child:
         stat = present(child.pid)
         for seconds, found in ((-1, []), (1, [child.pid])):

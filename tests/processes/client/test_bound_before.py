@@ -109,8 +109,8 @@ def test_a_mask_that_is_not_narrowed_follows_its_cpuset(
     assert printed.split()[1] == BOTH
 
 
-#: Loads libgomp, which may bind the main thread, and calls affinityd. Prints the masks of the two
-#: threads of a parallel region before the call, the main thread's, those after, and warnings.
+#: Loads libgomp, which may bind the main thread, and calls affinityd. Prints the masks of two
+#: parallel threads before the call, the main thread's mask, both masks after it, and warnings.
 OPENMP = """
 import ctypes, json, os, threading, warnings
 import affinityd
@@ -184,7 +184,7 @@ def test_threads_bound_by_openmp_are_left_alone_and_a_pool_causes_a_warning(
 
 
 def test_set_affinity_raises_no_error_for_a_machine_s_state(shared: Mapping[str, str]) -> None:
-    """Two ranks that may use one CPU: NVIDIA's package ends all ranks here."""
+    """Two ranks may use only one CPU; NVIDIA's package would end all ranks here."""
     code = (
         f"import affinityd, os; os.sched_setaffinity(0, [{NEAR}]);"
         "print(*affinityd.set_affinity(1, 2{}))"
@@ -199,7 +199,7 @@ def test_set_affinity_raises_no_error_for_a_machine_s_state(shared: Mapping[str,
 
 
 def test_one_line_says_that_far_cpus_were_added_in_part_of_a_machine(tmp_path: Path) -> None:
-    """A machine of 32 CPUs, of which this process may use two, one near its GPU."""
+    """The machine has 32 CPUs; this process may use two, and one of these is near its GPU."""
     nodes = {0: f"{FAR},4-18", 1: f"{NEAR},19-33"}
     machine = write_tree(made(nodes, gpus=[1, 1, 0, 0]), tmp_path)
     env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_ROOT": str(machine)}

@@ -99,7 +99,7 @@ def test_an_mps_client_s_indices_count_within_the_daemon_s_list(tmp_path: Path) 
     pid = tmp_path / "nvidia-cuda-mps-control.pid"
     daemon = tmp_path / "nvidia-cuda-mps-control"
     daemon.symlink_to("/bin/sleep")
-    for text in ("", "x", "999999999", f"{os.getpid()}"):  # none, or another program
+    for text in ("", "x", "999999999", f"{os.getpid()}"):  # no pid, or another program's
         pid.write_text(text)
         assert mps_daemon(environ) == {"CUDA_VISIBLE_DEVICES": "unknown"}
     environ["CUDA_DEVICE_ORDER"] = order = "PCI_BUS_ID"
@@ -108,7 +108,7 @@ def test_an_mps_client_s_indices_count_within_the_daemon_s_list(tmp_path: Path) 
     for variables, expected in (
         ({"CUDA_VISIBLE_DEVICES": "4,5"}, [("env", "AFFINITYD_MPS_DEVICES=4,5")]),
         ({}, []),
-        ({"CUDA_DEVICE_ORDER": order}, [bus_order]),  # else the daemon's order counts first
+        ({"CUDA_DEVICE_ORDER": order}, [bus_order]),  # the order as the client has it
     ):
         with subprocess.Popen([daemon, "60"], env=variables) as process:
             while Path(f"/proc/{process.pid}/comm").read_text() != "nvidia-cuda-mps\n":

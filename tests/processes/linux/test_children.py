@@ -166,7 +166,7 @@ def test_no_child_is_started_while_another_hangs_in_the_kernel(freezer: Path) ->
     assert run(lambda: b"done", within()) == b"done"
 
 
-# The end of programs that fork in this way.
+# The end of programs that have forked children.
 
 STUCK = """
 print("here", flush=True)

@@ -97,7 +97,7 @@ def test_a_table_of_processes_has_their_children_and_ancestors(*, lists_children
         above = list(ancestors(its, table.parents))
         assert above[:4] == [its, own, child.pid, os.getpid()]
         assert [stat.number for stat in descendants(child.pid)] == [own, its]
-        assert os.getpid() not in {stat.number for stat in descendants(os.getppid())}  # it asks
+        assert os.getpid() not in {stat.number for stat in descendants(os.getppid())}  # the caller
 
 
 def test_descendants_may_have_lower_pids_and_form_a_circle(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def in_parts(data: bytes, flags: int = 0, size: int = 16000) -> bytes:
 
 BEGIN = frame(SETTINGS_FRAME, stream=0) + frame(HEADERS_FRAME, STATUS_OK, END_HEADERS)
 END = frame(HEADERS_FRAME, STATUS_OK, END_HEADERS | END_STREAM)
-LEAVING = (1).to_bytes(4, "big") + bytes(4)  #: the last stream that it answers; NO_ERROR
+LEAVING = (1).to_bytes(4, "big") + bytes(4)  #: the server's last stream; NO_ERROR
 
 
 def sends(data: bytes) -> Behaviour:
@@ -135,7 +135,7 @@ def test_an_answer_may_be_as_large_as_the_limit_but_no_larger(
 
 def test_the_last_value_of_a_repeated_field_counts() -> None:
     """As protobuf.dev says: "Last One Wins"."""
-    long = "b" * 200  # whose length is two bytes
+    long = "b" * 200  # its length is written in two bytes
     twice = grpc.field(1, 7) + grpc.field(1, 300) + grpc.field(2, "a") + grpc.field(2, long)
     outer = grpc.read(grpc.field(3, b"") + grpc.field(3, twice))
     inner = grpc.embedded(outer, 3)

@@ -159,7 +159,7 @@ print(json.dumps([memory.sizes, list(memory.drawn), memory.by_node]))
 
 
 def test_shared_anonymous_memory_is_pinned_if_cuda_s_driver_is_mapped() -> None:
-    """As of a program that pins a tensor, with driver 580 of an H200."""
+    """The maps are those of a program that pinned a tensor, with driver 580 of an H200."""
     driver = b"""\
 200800000-204000000 rw-s 00000000 00:06 142                              /dev/nvidiactl
 """
@@ -186,7 +186,7 @@ def test_waiting_for_the_lock_reads_the_entry_of_one_page() -> None:
 def test_memory_that_the_kernel_partly_hides_has_an_unknown_place(
     monkeypatch: pytest.MonkeyPatch, hidden: float, is_known: bool
 ) -> None:
-    """As Linux 6.1 hides pages that NUMA balancing watches."""
+    """Linux 6.1 hides the nodes of pages that NUMA balancing watches."""
     nodes_of_pages = syscalls.nodes_of_pages
     least = 100 * hidden
 

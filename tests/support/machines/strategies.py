@@ -51,7 +51,7 @@ def machines(draw: st.DrawFn, *, gpus: int = 6) -> Topology:
 
 @st.composite
 def _cores(draw: st.DrawFn, places: list[Place]) -> list[Core]:
-    """Return every core of a machine, with the CPUs that it would have were all online."""
+    """Return every core of a machine with all its CPUs, as if every CPU were online."""
     sizes = [draw(st.integers(1, 6)) for _ in places]
     runs = [[place] * size for place, size in zip(places, sizes, strict=True)]
     order = chain(*zip_longest(*runs)) if draw(st.booleans()) else chain(*runs)

@@ -90,7 +90,7 @@ def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> N
 
 
 def test_cpus_that_a_plan_gave_beyond_a_gpu_s_part_are_not_taken_back() -> None:
-    """As `srun --exclusive -c64` of one task: no cgroup tells how many CPUs were requested."""
+    """The job is one task of `srun --exclusive -c64`: no cgroup tells how many CPUs it asked."""
     given = of_slurm(
         format_list(ask(DGX, gpus="0", mode="node", AFFINITYD_CPUS="64").cpus), "0-255"
     )

@@ -109,7 +109,7 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
         ([[of(near(0))], [of(near(0), ended=300)]], (3, 0)),
         ([[of(far(0))], [of(far(0), ended=300)]], (3, 1.5)),
         ([[of(near(0, 1), far(0, 2))], [of(near(50, 1), far(150, 2), ended=200)]], (4, 3)),
-        # So is the time of ended children, unless it was counted while they ran.
+        # The time of ended children is divided alike, unless it was counted while they ran.
         ([[of(far(0)), CHILD], [of(far(0))], [of(far(100), children=500)]], (4, 4)),
         ([[of(far(0)), CHILD, GRANDCHILD], [of(far(100), children=900)]], (5, 5)),
         (

@@ -218,7 +218,7 @@ HIDDEN = [Holding(os.getpid(), GPU), Holding(1, GPU)]  #: by /proc
 @pytest.mark.parametrize(
     ("scans", "missing"),
     [
-        ([NAMED, NAMED], [[], [ABSENT]]),  # a single time may be a race
+        ([NAMED, NAMED], [[], [ABSENT]]),  # missing in one scan: perhaps a race
         ([NAMED, [], NAMED], [[], [], []]),
         ([NAMED, ELSEWHERE], [[], []]),
         ([HIDDEN, HIDDEN], [[], []]),

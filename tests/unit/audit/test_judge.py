@@ -72,7 +72,7 @@ def test_ended_processes_are_not_judged_but_their_living_threads_are() -> None:
         ("nv-hostengine", 0, Membership(), True),
         ("nvidia-persiste", 999, Membership(), True),  # the kernel keeps 15 letters
         ("dcgm-exporter", 0, KUBERNETES_POD, True),
-        ("dcgm-exporter", 0, SLURM_JOB, False),  # a name that a job has chosen, or a user
+        ("dcgm-exporter", 0, SLURM_JOB, False),  # a job chose this name
         ("nv-hostengine", 1000, Membership(), False),
         ("nv-hostengine", None, Membership(), False),
         ("python3", 0, Membership(), False),

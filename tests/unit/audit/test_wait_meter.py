@@ -103,7 +103,7 @@ def test_the_remedy_unbinds_threads_that_are_all_bound_to_one_of_several_cpus(
 
 
 def test_counters_that_were_reset_add_no_time(node: Node) -> None:
-    """When a cgroup was made again, or a thread has taken the main thread's id by execve(2)."""
+    """A new cgroup resets them, and so does a thread that takes the main thread's id."""
     node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 900000000\n")
     node.look(1000, {PID: (500, 400)})
     node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 3\n")

@@ -30,7 +30,7 @@ def drawing(name: str) -> str:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_drawing_of_a_machine_equals_its_golden_file(name: str) -> None:
-    """`python -m tests.unit.cli.test_topology` draws them again."""
+    """`python -m tests.unit.cli.test_topology` writes the golden files again."""
     assert drawing(name) == path(name).read_text(encoding="utf-8")
 
 

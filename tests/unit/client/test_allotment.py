@@ -1,4 +1,4 @@
-"""Ranks in a mask or cpuset smaller than the machine, which may be their own, or a job's."""
+"""Ranks whose mask or cpuset is smaller than the machine: it may be a rank's, or its job's."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_a_container_s_cpus_count_in_full_unless_they_are_the_whole_machine() ->
     for asked in (31, 33, 130, 250, 255):
         environ = f"AFFINITYD_JOB_CPUS={asked} CUDA_VISIBLE_DEVICES=0"
         reply = planned(environ, "0-255", Node(topology))
-        assert len(reply.cpus) in {max(32, asked), max(32, asked) + 1}, asked  # of whole cores
+        assert len(reply.cpus) in {max(32, asked), max(32, asked) + 1}, asked  # whole cores
     reply = planned("AFFINITYD_JOB_CPUS=256 CUDA_VISIBLE_DEVICES=0", "0-255", Node(topology))
     assert (reply.cpus, reply.locality) == (topology.cpus_of_node(3), "local")
 

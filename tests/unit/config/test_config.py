@@ -157,7 +157,7 @@ def test_a_plan_is_counted_with_the_placement_before_and_after_if_it_is_observed
         ("on", "", None, None, None),
         ("observe", "", None, "unknown", "observe"),
         ("observe", "", "4-7", "remote", "observe"),
-        ("observe", "whose=node", "4-7", None, "observe"),  # a pod's init
+        ("observe", "whose=node", "4-7", None, "observe"),  # an init container asks
         ("observe", "format=json", "4-7", None, None),  # a client that only asks
         ("off", "observe=4-7", "4-7", None, "off"),
     ],

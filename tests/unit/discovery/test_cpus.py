@@ -149,7 +149,7 @@ NO_MORE = "node1/cpulist="
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        # Without node/online, the columns are the nodes that exist; else those of it, ascending.
+        # Columns are the nodes of node/online, ascending; without this file, the existing nodes.
         ("node0/distance=10 21; node8/distance=21 10", {0: {0: 10, 8: 21}, 8: {0: 21, 8: 10}}),
         ("online=8,0-1; node8/distance=21 31 10", {8: {0: 21, 1: 31, 8: 10}}),
         # A row may be too short, or missing, or too long; a text that is no number is ignored.

@@ -67,13 +67,13 @@ TOLD = {"Model": "A100", "GPU_UUID": "GPU-1a", "Device_Minor": 3}
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        # No vendor file, and a class that other vendors' displays have, too.
+        # The GPU has no vendor file, and its class is also that of other vendors' displays.
         ({f"{PCI}/{A}/class": "0x030000", f"{PROC}/{A}/numa_status": ""}, GPU),
-        # The bus does not show it.
+        # The PCI bus does not show the GPU.
         (information(A, Model="A100"), replace(GPU, model="A100")),
         (nvidia(A) | information(A, **TOLD), replace(GPU, uuid="GPU-1a", minor=3, model="A100")),
         (nvidia(A) | information(A, GPU_UUID=HIDDEN_UUID), GPU),
-        # It is excluded, and has no number.
+        # The GPU is excluded, and has no number.
         (nvidia(A, B) | information(A, GPU_Excluded="Yes"), replace(GPU, pci_bus_id=B)),
         (nvidia(A) | information(A, GPU_Excluded="No"), GPU),
     ],

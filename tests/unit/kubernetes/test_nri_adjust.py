@@ -85,7 +85,7 @@ def test_the_gpus_of_a_new_container_follow_from_its_request(
         ({"devices": ["/dev/nvidia0", "/dev/nvidia1"]}, NEAR_0),
         ({"devices": ["/dev/nvidia0", "/dev/nvidia2"]}, "16-31,48-63,144-159,176-191"),
         ({"shares": 16 * 1024}, NEAR_0),
-        # A privileged container may open every device; the variable has its own.
+        # A privileged container may open every device; the variable names its GPUs.
         ({"devices": ["/dev/nvidia0", "/dev/nvidia2"], "env": [UUIDS]}, NEAR_0),
         ({"node": replace(NODE, reserved=parse_list("48-49"))}, "50-63,176-191"),
         ({"within": "0-15,48-50"}, "48-50"),
@@ -223,7 +223,7 @@ def test_a_meaningless_choice_is_refused_in_one_line(request_: dict[str, Any], e
             "3",
         ),
         ({**note({}, switch="on", mode="single"), "shares": 4096}, "kept", "", ""),
-        # Its CPUs are far too, its memory is near its GPU.
+        # The container's CPUs may be far, but its memory is near its GPU.
         ({**note({}, switch="on", mode="node"), "within": "0-15"}, "pinned", "0-15", "3"),
         ({**note({}, switch="on"), "memory": "0-1"}, "pinned", "0-63,128-191", ""),
         ({**note({}, switch="on"), "mems": "0", "cpus": "0"}, "kept", "", ""),
@@ -244,7 +244,7 @@ def test_a_container_that_keeps_its_cpus_gets_their_nodes_and_is_counted_by_loca
     kept = made(cpus="48-63,112-127")
     assert (kept.outcome, kept.locality) == ("kept", "mixed")
     assert kept.environment["AFFINITYD_NODES"] == "3,7"
-    cut = made(cpus="48-63,112-127", within="0-63")  # a partition has the others
+    cut = made(cpus="48-63,112-127", within="0-63")  # a partition has the other CPUs
     assert (cut.locality, cut.environment["AFFINITYD_NODES"]) == ("local", "3")
     pinned = made(shares=40 * 1024)
     assert (pinned.outcome, pinned.locality) == ("pinned", "mixed")

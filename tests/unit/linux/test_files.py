@@ -1,4 +1,4 @@
-"""Files of /proc that are read late, or contain anything."""
+"""Files of /proc with any bytes in them, and reads that take too long."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_plan_is_marked_on_its_cpus_and_cores(mode: str) -> None:
 
 
 def test_the_readmes_picture_is_current() -> None:
-    """Remake it with `affinityd plan --machine dgx-a100 --svg docs/pictures/plan.svg`."""
+    """`affinityd plan --machine dgx-a100 --svg docs/pictures/plan.svg` makes the picture."""
     topology = machine("dgx-a100")
     drawn = draw(topology, marks_of(planned(topology), frozenset()))
     assert (REPOSITORY / "docs/pictures/plan.svg").read_text(encoding="utf-8") == drawn

@@ -136,7 +136,7 @@ def test_ranks_that_divide_cores_have_one_home_node_each(
 
 
 FOUR = {0: "0-3", 1: "4-7", 2: "8-11", 3: ""}
-#: Nodes 1 and 2 are as near to node 0; nodes 0 and 1 are the nearest to node 3.
+#: Nodes 1 and 2 are equally near to node 0; nodes 0 and 1 are the nearest to node 3.
 FAR_ROWS = [("0", "1-2", 20), ("1", "2", 30), ("0-1", "3", 20), ("2", "3", 40)]
 TIED = {
     "own": made(FOUR, gpus=[0], distances=FAR_ROWS),

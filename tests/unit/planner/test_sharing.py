@@ -28,7 +28,7 @@ NODES = {
     "uneven": made({0: "0-4", 1: "5-9"}, gpus=[0, 0, 1]),
     "even": made({0: "0-4", 1: "5-9"}, gpus=[0, 1, 1]),
     "pair": made({0: "0-7"}, gpus=[0, 0]),
-    # Node 1 is near to no GPU: partners of node 0's two cores.
+    # Node 1 is near to no GPU: its cores are partners of node 0's two cores.
     "partners": made({0: "0-1", 1: "2-5"}, gpus=[0, 0]),
     "none": made({0: "0-1", 1: "2-5"}, gpus=[0, 1]),
     "unknown": made({0: "0-3", 1: "4-7"}, gpus=[None, 0, None]),
@@ -39,7 +39,7 @@ NODES = {
     # Caches of two cores.
     "caches": made({0: "0-7", 1: "8-11"}, gpus=[0, 0, 1], cores_per_llc=2),
     "few": made({0: "0-3"}, gpus=[0, 0, 0], cores_per_llc=2),
-    # A balanced block is one core, and that of GPU 1 is not allowed in 2 and 4.
+    # A balanced block is one core; GPU 1's block is not in the cpuset of CPUs 2 and 4.
     "unlike": made({0: "0-4", 1: "5-6"}, gpus=[0, 0, 1, 1]),
 }
 
@@ -61,7 +61,7 @@ def node(name: str) -> Topology:
         *(("mode=core_complex share=node", "node"), ("mode=core_complex", "node")),
         # Ranks on one GPU divide all caches.
         ("mode=core_complex gpus=0,0", "requested"),
-        # The caller's mask may lack the reserved CPUs, and no others.
+        # The caller's mask may lack reserved CPUs, but no other CPUs.
         ("mask=0-79", "node"),
         ("mask=2-79 reserved=0-2", "node"),
         ("mask=2-79 reserved=0", "requested"),
@@ -120,7 +120,7 @@ Jobs = tuple[Question, Question]
 def test_a_plan_of_all_gpus_is_the_same_with_and_without_blocks(
     topology: Topology, chosen: dict[str, str]
 ) -> None:
-    """So the plan of a whole machine equals gpu_affinity's."""
+    """Therefore a plan of a whole machine equals gpu_affinity's plan."""
     assume(len({gpu.vendor for gpu in topology.gpus}) == 1)
     in_blocks = try_to_ask(topology, **{**chosen, "share": "node"})
     assume(isinstance(in_blocks, Reply) and in_blocks.plan.share == "node")

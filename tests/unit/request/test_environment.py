@@ -56,9 +56,9 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(environ: str, mask: str, cpu
     assert environment.cpus_to_plan_on(words(environ), parse_list(mask)) == parse_list(cpus)
 
 
-#: What launchers have said, in tests/data/local_ranks.tsv: a job's script, which everything that it
-#: starts inherits (Slurm 22.05); task 5 of 3 + 3 of srun, on the second node; srun that only starts
-#: another launcher's helper on a node, or a lone task.
+#: Variables in tests/data/local_ranks.tsv. BATCH: a job's script, whose programs inherit them
+#: (Slurm 22.05). STEP: srun's task 5 of 3 + 3, on the second node. HELPER: srun starts only a lone
+#: task, or another launcher's helper.
 SAID = {
     "BATCH": (
         "SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_GTIDS=0 "

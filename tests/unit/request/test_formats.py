@@ -89,7 +89,7 @@ def test_a_plan_in_the_shell_format_is_lines_of_variables(form: str) -> None:
     [([0, 2], "local"), ([0, None], "unknown"), ([None, 1], "unknown"), ([0, 1], "remote")],
 )
 def test_a_plan_s_locality_is_its_worst_rank_s(gpu_nodes: list[int | None], worst: str) -> None:
-    topology = made({0: "0-3", 1: "4-7", 2: ""}, gpus=gpu_nodes)  # node 2 is as near to 0 and 1
+    topology = made({0: "0-3", 1: "4-7", 2: ""}, gpus=gpu_nodes)  # 0 and 1 are equally near to 2
     reply = ask(topology, mode="node", cpuset="0-3")
     assert reply.locality == worst
     assert f"AFFINITYD_LOCALITY={worst}\n" in render(reply, "shell")

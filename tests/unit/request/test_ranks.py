@@ -43,7 +43,7 @@ def test_ranks_on_one_gpu_divide_its_cores() -> None:
     ],
 )
 def test_stated_cpus_are_the_rank_s_or_are_divided_among_its_gpus(asked: str, cpus: str) -> None:
-    """If its launcher does not tell the number of ranks."""
+    """The rank's launcher does not tell the number of ranks."""
     assert lists(DGX, asked) == cpus
 
 

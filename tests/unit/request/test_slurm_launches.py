@@ -65,7 +65,7 @@ def test_each_task_of_a_launch_has_the_right_cpus(launch: Mapping[str, Any]) -> 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=[launch["launch"] for launch in LAUNCHES])
 def test_a_pinned_task_gets_the_same_answer_again(launch: Mapping[str, Any]) -> None:
-    """As `affinityd exec`, `bind` and `verify` do in a task that TaskProlog has pinned."""
+    """`affinityd exec`, `bind` and `verify` ask again in a task that TaskProlog has pinned."""
     for task in launch["tasks"]:
         first = plan_of_task(task, parse_list(task["mask"]))
         if first is not None:

@@ -172,7 +172,7 @@ def test_a_task_that_sees_more_gpus_than_its_step_has_stays() -> None:
 
 
 def test_no_task_exchanges_cpus_if_the_gpus_of_some_are_uncertain() -> None:
-    """CUDA may number the GPUs after the lost one differently: their tasks stay."""
+    """CUDA may number the GPUs after the lost GPU differently: tasks keep their own CPUs."""
     lost = replace(topology_of("dgx-a100").gpus[2], minor=None)
     gpus = [lost if gpu.index == 2 else gpu for gpu in topology_of("dgx-a100").gpus]
     slices = "slices=16-19/48-51/20-23/52-55"  #: GPUs 0 and 1 are near 48-63, 2 and 3 near 16-31

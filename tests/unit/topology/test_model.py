@@ -34,7 +34,7 @@ def test_a_node_has_its_cores_in_order_and_its_cpus() -> None:
 
 def test_only_the_fields_of_a_topology_are_pickled() -> None:
     sent = made({0: "0-3", 1: "4-7"}, gpus=[1])
-    assert len(sent.online) == 8  # kept
+    assert len(sent.online) == 8  # computed and kept
     assert pickle.loads(pickle.dumps(sent)) == sent  # noqa: S301 - its own
     assert sent.__getstate__().keys() == {field.name for field in fields(sent)}
 
@@ -167,7 +167,7 @@ def test_a_mask_has_this_placement(topology: Topology, gpus: str, mask: str, exp
         pytest.param(THREE, "GPUs 0-1 are on nodes 0-1", "0-7", {0, 1}, {2}, id="several"),
     ],
 )
-def test_near_cpus_and_near_memory_of_gpus(
+def test_gpus_have_near_cpus_near_memory_and_far_memory(
     topology: Topology, said: str, cpus: str, memory: set[int], far_memory: set[int]
 ) -> None:
     near = vicinity(topology, topology.gpus)

@@ -51,7 +51,7 @@ def first(topology: Topology, number: int | None = None) -> dict[int, list[str]]
         ("0 1", 4, "ab cd"),
         ("0 1 2 3", 2, "a b a b"),
         ("1 2", 2, "b a"),
-        ("0 3 6", 3, "a b c"),  # NCCL begins at number modulo 3: all of them at a
+        ("0 3 6", 3, "a b c"),  # NCCL begins at GPU modulo 3: always at a
         ("0 1", 3, "ab bc"),
         ("0 1 2", 4, "ab cd bc"),
         ("0 1 2 3", 8, "ab ef cd gh"),

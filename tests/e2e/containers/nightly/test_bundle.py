@@ -55,7 +55,7 @@ def test_every_file_has_a_checksum_and_our_files_are_the_checkout_s(unpacked: Pa
 
 
 def test_a_bundle_is_installed_without_a_network(unpacked: Path, tmp_path: Path) -> None:
-    """INSTALL up to the steps that need systemd, into another folder than /opt/affinityd."""
+    """The steps of INSTALL before systemd's are run, with another folder than /opt/affinityd."""
     lines = [it for it in (unpacked / "INSTALL").read_text().splitlines() if it[:4] == "    "]
     assert lines[1].split()[0] == COMMAND
     script = "\n".join(lines[:3]).replace("/opt/affinityd", f"{tmp_path}/opt")

@@ -133,7 +133,7 @@ def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path
 def test_forty_pods_that_start_together_are_placed_by_kubelet_s_answers(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """They are privileged, and have every device file; kubelet answers 100 calls a second."""
+    """The pods are privileged, and have all device files; kubelet answers 100 calls a second."""
     resource = "shared.example.com/gpu"
     replicas = [f"{uuid(2)}::{number}=1:/dev/null:/dev/nvidia2" for number in range(POD_COUNT)]
     amounts = {kind: {"cpu": "10m", resource: "1"} for kind in ("requests", "limits")}

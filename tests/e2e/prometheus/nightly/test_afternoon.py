@@ -90,7 +90,7 @@ def running_alertmanager(folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Afternoon:
-    fired: Mapping[str, set[str]]  #: by node, at any time; "": of the cluster
+    fired: Mapping[str, set[str]]  #: node → alerts at any time; "": the cluster's
     suppressed: set[str]  #: nodes of whose AffinitydDown Alertmanager says nothing
     summaries: set[str]
 
@@ -202,7 +202,7 @@ def test_only_the_alert_of_a_silent_daemon_inhibits_its_other_alerts(tmp_path: P
             ("OrphansHoldGpu", "restarts", {}),
             ("Down", "dead", {"reason": "down"}),
             ("OrphansHoldGpu", "dead", {}),
-            ("OrphansHoldGpu", "alive", {}),  # of a second daemon on the node
+            ("OrphansHoldGpu", "alive", {}),  # by a second daemon on the node
         )
     ]
     with running_alertmanager(tmp_path) as address:

@@ -7,7 +7,7 @@ from tests.support.machines.facts import machine
 from tests.support.tables import rows
 
 H100, MI250X = machine("dgx-h100"), machine("mi250x")
-#: On it, mlx5_0 is near GPU 0, mlx5_9, mlx5_10 and mlx5_11 are on the other node.
+#: H100: mlx5_0 is near GPU 0; mlx5_9, mlx5_10 and mlx5_11 are on the other node.
 FAR = "names no NIC on the NUMA node of GPU 0; mlx5_0 is nearer (PXB): set "
 BY_EXEC = ", or start it with affinityd exec --nics "
 

@@ -24,7 +24,7 @@ from tests.support.machines.facts import machine
 from tests.support.tables import words
 
 A100 = Node(machine("dgx-a100"))
-#: Of memory for a request, in a planner that builds some thousand objects of 60 bytes, and sets.
+#: Memory for one request: the planner builds some thousand objects of 60 bytes, and sets.
 MOST_BYTES = 6_000_000
 TWO_GPUS = b"gpus=0,1&share=requested&mode=unique_contiguous"
 

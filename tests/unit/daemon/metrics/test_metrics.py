@@ -293,13 +293,13 @@ Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a m
     [
         ([[NEAR_ITS_GPU], [NEAR_ITS_GPU]], (10, {}), None),
         ([[FAR], [NEAR_ITS_GPU]], (10, {"mask": 10}), None),  # a finding holds until the next scan
-        ([[NEAR_ITS_GPU, FAR]] * 2, (10, {"mask": 10}), None),  # a GPU counts once,
-        ([[UNPINNED, FAR], [FAR]], (10, {"mask": 10}), None),  # by the first cause
+        ([[NEAR_ITS_GPU, FAR]] * 2, (10, {"mask": 10}), None),  # a GPU counts once
+        ([[UNPINNED, FAR], [FAR]], (10, {"mask": 10}), None),  # its first cause counts
         ([[UNPINNED], [FAR], []], (20, {"mask": 10, "unpinned": 10}), None),
         ([[FAR, ON_BOTH], [NEAR_ITS_GPU, ON_BOTH]], (20, {"mask": 10}), None),
         ([[FAR], [], [], [FAR], [FAR]], (20, {"mask": 20}), None),
-        ([[FAR], None, [FAR]], (20, {"mask": 20}), None),  # what cannot be seen goes on,
-        ([[FAR], *[None] * 40, [FAR]], (0, {}), None),  # for five minutes: it is forgotten
+        ([[FAR], None, [FAR]], (20, {"mask": 20}), None),  # unseen: it goes on
+        ([[FAR], *[None] * 40, [FAR]], (0, {}), None),  # unseen for too long: forgotten
         ([[NEAR_ITS_GPU, ON_HIDDEN], *[None] * 40], None, (300, {})),
         ([*[[NEAR_ITS_GPU, SHARES]] * 2, [NEAR_ITS_GPU]], (20, {}), (20, {"mask": 20})),
     ],
@@ -342,9 +342,9 @@ OF_DAEMON = process(job=ONE, cause="mask", placement="remote", is_daemon=True)
     [
         ([[NEAR_ITS_GPU]], [None]),
         ([[NEAR_ITS_GPU], [FAR], [FAR]], [2]),
-        ([[FAR], [NEAR_ITS_GPU], [FAR]], [3]),  # another one is new
+        ([[FAR], [NEAR_ITS_GPU], [FAR]], [3]),  # a second mismatch is new
         ([[FAR], [], [FAR]], [3]),
-        ([[FAR], None, [FAR]], [1]),  # what cannot be seen goes on
+        ([[FAR], None, [FAR]], [1]),  # an unseen mismatch goes on
         ([[OF_DAEMON]], []),
     ],
 )

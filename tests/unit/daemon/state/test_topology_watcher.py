@@ -147,7 +147,7 @@ async def test_a_difference_in_only_one_reading_does_not_count(tmp_path: Path) -
 
 
 async def test_a_fact_that_differs_at_each_reading_keeps_its_last_value(tmp_path: Path) -> None:
-    """Such as a flapping port."""
+    """A flapping port is such a fact."""
     other = replace(FEWER, name="other")
     async with watching(tmp_path) as watched:
         watched.passing = [other, FEWER, other, FEWER]
@@ -204,7 +204,7 @@ async def test_scans_start_after_the_first_reading_and_repeat_although_no_thread
     known.known = Node(MACHINE)
     known.has_read.set()
     await until(lambda: len(scans) > 1)
-    threading.stack_size(2**50)  # bytes, more than there are
+    threading.stack_size(2**50)  # more bytes than exist: no thread starts
     await asyncio.sleep(0.06)
     threading.stack_size(0)
     before = len(scans)
