@@ -32,6 +32,7 @@ NEAR = {"0": parse_list("0-15"), "1": parse_list("16-31"), "-": None}
         pytest.param("1 - 0", "0-1 2-3 16-17", "16-17 2-3 0-1", id="an unknown place stays out"),
         pytest.param("1 0 0", "0-3 4-5 16-19", "16-19 4-5 0-3", id="a near task stays out"),
         pytest.param("1 1", "0-3 4-7", "0-3 4-7", id="no near CPU is there"),
+        pytest.param("1 1", "3,5 4", "4-5 3", id="a whole core before halves of two"),
         pytest.param("1 1 0", "4-7 0-3 16-17", "4-5,16-17 2-3,6-7 0-1", id="far CPUs become near"),
         pytest.param(
             "1 1 0 0", "0-3 4-7 16-17 18-19", "4-5,16-17 6-7,18-19 0-1 2-3", id="cores in turns"
@@ -161,9 +162,7 @@ def test_no_core_is_divided_by_the_exchange(step: Step) -> None:
     ],
 )
 def test_a_mode_chooses_within_the_cpus_of_a_process(options: Options, expected: str) -> None:
-    plan = plan_within(
-        SLURM_VM, SLURM_VM.gpus[:1], parse_list("14-19"), options, because="so it is"
-    )
+    plan = plan_within(SLURM_VM, SLURM_VM.gpus[:1], parse_list("14-19"), options, because="so")
     assert [format_list(rank.cpus) for rank in plan.ranks] == [expected]
 
 
