@@ -11,7 +11,7 @@ observe='' granted='' job='' # other parameters, if known
 # Variables of an answer; each restricts a task to the GPUs that were chosen for it.
 visible_variables='CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES ZE_AFFINITY_MASK'
 
-heed() { # WORD: lowers switch to what AFFINITYD=WORD says, if that is less
+heed() { # WORD: lowers switch to the value of AFFINITYD=WORD, if this value is lower
     case $1 in
     [Oo][Bb][Ss][Ee][Rr][Vv][Ee]) [ "$switch" = off ] || switch=observe ;;
     [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) switch=off ;;

@@ -65,7 +65,7 @@ def test_a_cpulist_is_written_as_short_as_possible() -> None:
 
 
 @given(cpu_sets)
-def test_reading_undoes_writing(cpus: frozenset[int]) -> None:
+def test_a_written_list_or_mask_is_read_back(cpus: frozenset[int]) -> None:
     assert parse_list(format_list(cpus)) == cpus
     assert parse_mask(format_mask(cpus)) == cpus
 

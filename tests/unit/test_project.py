@@ -134,7 +134,7 @@ def test_the_example_of_a_mode_gives_every_rank_the_last_core(
     assert [rank.threads for rank in reply.ranks] == [1, 1, 1]
 
 
-def test_the_example_of_a_vendor_adds_one() -> None:
+def test_the_page_s_example_of_a_vendor_adds_a_vendor() -> None:
     assert defined(VENDORS, gpus)["VENDORS"].items() > gpus.VENDORS.items()
 
 

@@ -88,7 +88,7 @@ def test_ranks_keep_their_cpus_and_choose_the_gpus_near_them(
     assert found == [("0", FAR, "1"), ("1", NEAR, "0")]
 
 
-def test_ranks_that_mpirun_did_not_bind_choose_a_gpu_each(here: Mapping[str, str]) -> None:
+def test_each_rank_that_mpirun_left_unbound_chooses_its_gpu(here: Mapping[str, str]) -> None:
     env = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here}  # noqa: S108 - Open MPI's own
     tell = ("sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $CUDA_VISIBLE_DEVICES")
     done = ran(

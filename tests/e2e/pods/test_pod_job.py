@@ -56,7 +56,7 @@ def test_with_fail_closed_an_unpinned_command_does_not_start(pod: Pod) -> None:
     assert pod.run("--fail-closed", "env", cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
 
 
-def test_usage_is_printed(pod: Pod) -> None:
+def test_run_without_a_command_prints_its_usage(pod: Pod) -> None:
     usage = "usage: run [--fail-closed] [--] COMMAND [ARGUMENT...]\n"
     for words in ([], ["-x"], ["--fail-closed"], ["--help"]):
         assert ran(pod.to / "run", *words) == Ended(125, "", usage)
@@ -183,7 +183,7 @@ def test_observe_pins_nothing_and_exports_the_plan(pod: Pod, shell: list[str]) -
 @pytest.mark.parametrize(
     ("init", "unpinned"), [("observe", OBSERVED), ("off", None), ("obsreve", None)]
 )
-def test_pods_may_say_off(tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None) -> None:
+def test_pods_may_opt_out(tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None) -> None:
     pod = Pod(tmp_path, daemon.socket, {"AFFINITYD": init, **UNIQUE})
     pod.has("nvidia5")
     ended = pod.run(cpus=ONLINE, AFFINITYD="on")

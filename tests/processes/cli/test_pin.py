@@ -124,7 +124,7 @@ def test_pin_cpus_makes_no_plan_and_fails_if_the_mask_is_smaller(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_process_needs_gpus_and_is_not_pinned(
+def test_without_root_another_users_process_is_not_pinned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, parent_of(*[{}] * 12) as child:

@@ -129,7 +129,7 @@ NO_DAEMON = [
     ],
     ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else "",
 )
-def test_an_answer_of_no_daemon_is_an_error_that_quotes_it(
+def test_an_answer_that_no_daemon_gives_is_quoted_in_an_error(
     tmp_path: Path, answer: bytes | Behaviour, told: str
 ) -> None:
     behave = answering(answer) if isinstance(answer, bytes) else answer

@@ -160,7 +160,7 @@ def test_the_numbers_of_system_calls_equal_libseccomp_s() -> None:
             assert resolve(token, call.encode()) == number, (machine, call)
 
 
-def test_no_call_is_made_by_a_number_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_system_call_with_an_unknown_number_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
     with pytest.raises(OSError, match="only on 64-bit"):
         syscalls.get_mempolicy()

@@ -140,7 +140,7 @@ def test_a_missing_process_has_no_facts(pid: int) -> None:
     assert descendants(pid) == [] or pid == 0  # 0 is the kernel's own, of /proc/1
 
 
-def test_the_environment_is_the_one_at_the_start() -> None:
+def test_the_environment_is_that_with_which_a_process_started() -> None:
     env = {"NAME": "a=b\n\udcff", "EMPTY": ""}
     with program(LATER, env=env) as child, program(NO_VARIABLES) as other:
         its = environment_of(child.pid) or {}
@@ -150,7 +150,7 @@ def test_the_environment_is_the_one_at_the_start() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses its groups")
-def test_a_peer_has_its_own_group_and_the_others() -> None:
+def test_a_peer_has_its_primary_and_supplementary_groups() -> None:
     peer = (
         "import os, socket\n"
         "from affinityd.linux.processes import groups\n"

@@ -168,7 +168,7 @@ def test_the_process_that_ran_longest_on_the_same_cpus_is_named() -> None:
 
 
 @pytest.mark.parametrize(("uid", "kind"), [(1000, OWN_THREADS), (1001, NEIGHBOR)])
-def test_children_of_a_daemon_for_two_users_are_not_one_job(uid: int, kind: str) -> None:
+def test_processes_that_a_daemon_starts_for_two_users_are_two_jobs(uid: int, kind: str) -> None:
     waiter = process("0", pid=PID, parent=5)
     (runner,) = runners_beside(waiter, waiter.cpus, [other(8, 1, {0}, parent=5, uid=uid)])
     assert runner.kind == kind

@@ -88,7 +88,7 @@ a number rounded down        | gpus=0,0,0 mode=node                       | 6 6 
 cores after a maximum        | gpus=0,1,2 mode=node max_physical_cores=3  | 1 1 1
 """),
 )
-def test_threads_are_cores_divided_by_the_ranks_that_share_them(asked: str, threads: str) -> None:
+def test_ranks_that_share_cores_divide_their_threads(asked: str, threads: str) -> None:
     reply = ask(machine("dgx-1v"), **words(f"share=requested {asked}"))
     assert " ".join(str(rank.threads) for rank in reply.ranks) == threads
 

@@ -110,7 +110,7 @@ def test_ranks_of_a_unique_mode_have_no_core_in_common(question: Question) -> No
 
 
 @given(questions(), st.integers(1, 4))
-def test_a_maximum_cuts_and_a_minimum_only_refuses(question: Question, most: int) -> None:
+def test_a_maximum_cuts_cores_and_a_minimum_only_refuses(question: Question, most: int) -> None:
     smaller, greater, plain = (
         question.answered(min_physical_cores="1", max_physical_cores=f"{number}")
         for number in (most, most + 1, 99)

@@ -109,7 +109,7 @@ def test_every_task_keeps_its_number_of_cpus_and_none_is_another_s(step: Step) -
 
 
 @given(steps())
-def test_near_unknown_and_fixed_cpus_stay(step: Step) -> None:
+def test_slices_near_or_of_unknown_place_stay_and_fixed_cpus_too(step: Step) -> None:
     dealt = deal(step.slices, step.near, step.cores, step.fixed)
     for before, after, near in zip(step.slices, dealt, step.near, strict=True):
         if near is None or before <= near:

@@ -71,7 +71,7 @@ a file of the first vendor    | granted=drm:128            | nvidia
 granted GPUs of both vendors  | granted=GPU-amd,GPU-nvidia | nvidia
 """),
 )
-def test_indices_count_by_vendor(asked: str, vendor: str) -> None:
+def test_each_vendor_s_gpus_have_their_own_indices(asked: str, vendor: str) -> None:
     (rank,) = ask(TWO_VENDORS, **words(asked)).ranks
     assert (rank.gpu.vendor, rank.gpu.index) == (vendor, 0)
 

@@ -94,7 +94,7 @@ def test_the_nearest_launcher_gives_the_rank(environ: str, expected: str) -> Non
     assert read(words(environ)) == expected
 
 
-def test_a_rank_is_a_number() -> None:
+def test_a_rank_that_is_no_number_is_refused() -> None:
     for text in (" 0", "-2", "+1", "1.0", "0x1", "one", "١", "1" * 11, "\udcff", "²"):
         for variable in LAUNCHERS:
             with pytest.raises(

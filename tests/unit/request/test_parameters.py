@@ -58,7 +58,7 @@ def test_every_default_is_the_contract_s() -> None:
         *(("strict", text, True) for text in ("true", "True", "1", "yes", "on")),
     ],
 )
-def test_a_value_is_read(name: str, text: str, value: object) -> None:
+def test_each_form_of_a_value_is_read(name: str, text: str, value: object) -> None:
     request = parse_request([(name, text)])
     (part,) = (it for it in (request, request.task, request.options) if hasattr(it, name))
     assert getattr(part, name) == value

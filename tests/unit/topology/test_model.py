@@ -147,7 +147,7 @@ DGX = machine("dgx-a100")
         pytest.param(DGX, "0-7", "0-255", "unpinned", id="DGX A100: half its nodes have no GPU"),
     ],
 )
-def test_a_mask_has_this_placement(topology: Topology, gpus: str, mask: str, expected: str) -> None:
+def test_masks_have_placements(topology: Topology, gpus: str, mask: str, expected: str) -> None:
     near = vicinity(topology, [topology.gpus[index] for index in sorted(parse_list(gpus))])
     assert placement(topology, near, parse_list(mask)) == expected
 
@@ -190,7 +190,7 @@ def test_gpus_have_near_cpus_near_memory_and_far_memory(
         pytest.param(LOST, "0-3", "0-3", None, None, id="the GPU may be anywhere: none is far"),
     ],
 )
-def test_far_masks_have_these_causes(
+def test_each_far_mask_has_a_cause(
     topology: Topology, masks: str, cpuset: str | None, granted: str | None, expected: str | None
 ) -> None:
     near = vicinity(topology, topology.gpus)

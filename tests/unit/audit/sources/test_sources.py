@@ -69,7 +69,7 @@ def test_nvml_s_lists_name_the_processes_of_each_gpu() -> None:
 IN_USE = of(7, 100)
 
 
-def test_a_doubtful_gpu_loses_only_its_own_answer() -> None:
+def test_a_doubt_about_one_gpu_leaves_the_answers_about_others() -> None:
     said = (
         replace(listed(0, IN_USE, error="GPU is lost"), is_lost=True, load=NvmlLoad(37, 1, 2)),
         replace(listed(2, of(8, 100)), index=1),  # the GPU before it is gone
@@ -121,7 +121,7 @@ def test_a_gpu_that_its_driver_never_listed_or_that_moved_is_not_gone(root: Path
     assert source.held(machine_of(first, moved)).gone == ()
 
 
-def test_an_nvml_that_is_late_hangs_after_three_scans_in_a_row(root: Path) -> None:
+def test_nvml_counts_as_hanging_if_three_scans_in_a_row_are_late(root: Path) -> None:
     late = ProcessReport(None, error="late", is_late=True)
     stuck = ProcessReport(None, error="stuck", has_hung=True)
     reports = (late, late, report(), late, late, late, late, report(), stuck)
@@ -368,7 +368,7 @@ def test_a_process_that_has_a_gpu_s_device_number_open_is_found(machine: Machine
     assert (found.unknown, found.skipped) == ({}, 0)
 
 
-def test_sysfs_or_its_name_tells_which_gpu_a_device_file_belongs_to(machine: Machine) -> None:
+def test_sysfs_or_the_file_s_name_tells_the_gpu_of_a_device_file(machine: Machine) -> None:
     folder = machine.sys / "dev/char"
     folder.mkdir(parents=True)
     at = "../../devices/pci0000:c0/0000:c0:01.0/0000:c1:00.0"
