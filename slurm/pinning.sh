@@ -38,7 +38,7 @@ find_devices() { # PREFIX KIND: adds to granted the device files that this proce
     done
 }
 
-ask() { # ADDRESS (a socket's path, http://HOST:PORT, a node.json) SECONDS VARIABLES: sets answer, and asked to the status
+ask() { # ADDRESS (a socket's path, http://HOST:PORT, a node.json) SECONDS VARIABLES: sets answer; sets asked to the status
     has "$curl" || has "$python" || leave 'neither curl nor python3 is here, to ask affinityd'
     [ "$switch" = on ] || observe=$mask
     has_mps "${CUDA_MPS_PIPE_DIRECTORY:=/tmp/nvidia-mps}/control" || unset CUDA_MPS_PIPE_DIRECTORY

@@ -15,7 +15,7 @@ for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA GPUS PINNED
     eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
 done
 shared_file=${0%/*}/pinning.sh
-# Also its variables of NICs: this may be another node, and a library fails if restricted to missing NICs.
+# A batch script's NIC variables go, too: this may be another node, and a library fails if its list names missing NICs.
 if [ -n "${AFFINITYD_RDMA-}" ] && [ -r "$shared_file" ]; then
     . "$shared_file"
     former_nics
@@ -96,7 +96,7 @@ passed="CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_MPS_PIPE_DIRECTORY ROCR_VISI
     SLURM_CPUS_ON_NODE"
 [ -z "$AFFINITYD_CHOOSE_GPU" ] || passed="$passed AFFINITYD_CHOOSE_GPU" # if unset, an earlier daemon need not know it
 [ -z "$AFFINITYD_GPU_ORDER" ] || passed="$passed AFFINITYD_GPU_ORDER"
-# Bindings by Slurm or the user, in a step; a batch script inherits those of the submitting shell.
+# Variables about bindings count only in a step: a batch script inherits those of the submitting shell.
 [ -z "${SLURM_STEP_ID-}" ] || passed="$passed SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SLURM_MEM_BIND_TYPE
     SLURM_TRES_BIND SLURM_STEP_TASKS_PER_NODE SLURM_NODEID"
 # Both tries end within 0.9 s: the daemon may be busy with other users' requests.

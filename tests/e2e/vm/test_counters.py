@@ -61,7 +61,7 @@ def test_threads_wait_if_they_outnumber_cpus_and_a_limit_throttles(seen: Documen
 @pytest.mark.parametrize("name", SHORT)
 def test_waits_of_short_lived_threads_are_not_measurable(seen: Document, name: str) -> None:
     assert seen[name]["counted"]["unmeasured"] > 0
-    assert seen[name]["counted"]["measured"] <= 2  # when few threads have ended, or all
+    assert seen[name]["counted"]["measured"] <= 2  # measurable while few or all threads have ended
 
 
 def test_why_says_that_waits_of_short_lived_threads_are_not_measurable(seen: Document) -> None:

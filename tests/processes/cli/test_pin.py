@@ -92,7 +92,7 @@ def test_the_cpuset_is_a_limit_to_the_plan(capsys: Capture) -> None:
     assert capsys.readouterr().err.startswith("affinityd: remote_home: rank 0 ")
 
 
-def test_tree_pins_descendants_and_force_pins_all_threads(capsys: Capture) -> None:
+def test_with_tree_descendants_are_pinned_and_with_force_all_threads(capsys: Capture) -> None:
     with program(FAMILY) as child:
         tids = thread_ids(child.pid)
         for flags, masks in (

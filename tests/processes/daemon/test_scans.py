@@ -36,7 +36,7 @@ def scanning(work: Callable[..., Scan]) -> Iterator[ScanChild]:
     try:
         yield child
     finally:
-        child._pipe.close()  # as the end of the daemon does
+        child._pipe.close()  # the daemon's end closes it, too
         with suppress(ChildProcessError):
             os.waitpid(child._pid, 0)
 
