@@ -115,7 +115,7 @@ def test_pure_modules_read_no_file_and_no_clock() -> None:
 
 
 def test_the_daemon_gets_its_readings_as_arguments() -> None:
-    handed = {"affinityd.daemon.main", "affinityd.daemon.state.topology_watcher"}  # given a Machine
+    handed = {"affinityd.daemon.main", "affinityd.daemon.state.topology_watcher"}  # use Machine
     its = {name for name in MODULES if top(name) == "daemon"} - handed
     assert [name for name in its if any(top(it) == "discovery" for it in INSIDE[name])] == []
 

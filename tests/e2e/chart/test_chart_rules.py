@@ -83,7 +83,7 @@ DAEMON: tuple[Case, ...] = (
     ("ManyNodes", ups(2, 3), 6, False),
     ("ManyNodes", ups(3, 10), 6, True),
     ("ManyNodes", ups(3, 10), 4, False),
-    ("ManyNodes", {**ups(0, 10), **FAR_MASKS}, 18, False),  # far masks: not a problem of nodes
+    ("ManyNodes", {**ups(0, 10), **FAR_MASKS}, 18, False),  # no alert counts far masks by node
     ("RefusesPlans", {LOCAL: "0+1x90", REFUSED: "0+3x90"}, 80, True),
     ("RefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
     ("NriIsLost", {NRI: "0x20"}, 6, True),

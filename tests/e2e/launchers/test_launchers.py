@@ -54,7 +54,7 @@ def test_each_task_of_srun_is_near_its_gpus(
     assert masks(cluster.srun(*srun, *entry, *words, "--", *LOOK, env=here)) == cpus
 
 
-def test_tasks_bound_by_srun_exchange_cpus_and_unbound_ones_stay(
+def test_tasks_bound_by_srun_exchange_cpus_and_unbound_tasks_stay(
     here: Mapping[str, str], release: str, entry: tuple[str, ...]
 ) -> None:
     again = [*entry, "--", *entry, "--", *LOOK]  # an exec in an exec has the same answer

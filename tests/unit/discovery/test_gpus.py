@@ -214,7 +214,7 @@ def test_partitions_of_an_mi300x_are_at_its_place(
             minor = next(minors)
             location = bus | partition << place
             files |= kfd(2 + 10 * number + partition, location, drm_render_minor=minor)
-            if partition:  # the first has the PCI device's own render node
+            if partition:  # partition 0 has the PCI device's own render node
                 files[f"sys/devices/platform/amdgpu_xcp_{minor}/drm/renderD{minor}/dev"] = "226:1"
     topology = read(tmp_path, {**files, "sys/devices/system/cpu/online": "0-1"})
     assert [(gpu.index, gpu.pci_bus_id, gpu.numa_node) for gpu in topology.gpus] == [
