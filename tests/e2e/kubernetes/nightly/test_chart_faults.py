@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from affinityd import __version__
 from tests.e2e.faults.test_faults_upgrade import PREVIOUS, git
 from tests.e2e.kubernetes.chart import Chart, Job, named
 from tests.e2e.kubernetes.cluster import Cluster
@@ -31,12 +32,12 @@ def test_an_old_chart_is_upgraded(chart: Chart, values: Mapping[str, Any], tmp_p
     chart.uninstall()
     archive = git("archive", PREVIOUS, "deploy/helm/affinityd").stdout
     subprocess.run(["tar", "-x", "-C", tmp_path], input=archive, check=True)
-    chart.helm("install", values, chart=str(tmp_path / "deploy/helm/affinityd"))
+    of_both = {**values, "image": {"tag": __version__}}
+    chart.helm("install", of_both, chart=str(tmp_path / "deploy/helm/affinityd"))
     job = started(chart.cluster, "of-an-earlier-release")
     assert job.says() == {PINNED}
     chart.cluster.run(
-        "helm upgrade affinityd deploy/helm/affinityd --namespace affinityd --wait "
-        "--reset-then-reuse-values"
+        "helm upgrade affinityd deploy/helm/affinityd -n affinityd --wait --reset-then-reuse-values"
     )
     assert job.says() == {PINNED}
     assert started(chart.cluster, "of-this-release").says() == {PINNED}
