@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.own_mounts import hide_the_machines_own
 
-#: The trees that tests write are read from memory, as a kernel's are.
+#: The trees that tests write are in memory, as a kernel's files are.
 MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own in it
 if os.access(MEMORY, os.W_OK):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", os.fspath(MEMORY))
@@ -38,8 +38,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add an option that tells suites which tier is run: that of a change, or nightly."""
-    parser.addoption("--nightly", action="store_true", help="what a change does not need")
+    """Add an option that selects the nightly tests, which a change does not need."""
+    parser.addoption("--nightly", action="store_true", help="run the nightly tests")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,7 +85,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon whose plans can be applied here."""
+    """Run a daemon whose plans can be applied on this machine."""
     # Imported here: a machine with one CPU runs the other tests.
     from tests.support.tiny import tiny_tree  # noqa: PLC0415
 
@@ -96,6 +96,6 @@ def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def here(tiny_daemon: Daemon) -> Mapping[str, str]:
-    """Return an environment whose only settings lead to that daemon."""
+    """Return an environment whose only settings lead to `tiny_daemon`."""
     socket = str(tiny_daemon.socket)
     return {"AFFINITYD_SOCKET": socket, "AFFINITYD_CONFIG": "/nonexistent"}

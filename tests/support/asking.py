@@ -1,4 +1,4 @@
-"""Sends requests for a plan as a caller does: parameters by name, each a text."""
+"""Sends requests for a plan as a caller does: each parameter is a name and a text."""
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.daemon.api.plan import find_reply, pairs_of
@@ -18,10 +18,10 @@ def ask(
     may_use: str | None = None,
     **parameters: str,
 ) -> Reply:
-    """Return the reply to a request; the other arguments are cpulists.
+    """Return the reply to a request; `reserved`, `mask` and `may_use` are cpulists.
 
-    `mask` is the caller's, `may_use` its cpuset, if that is wider. Names in capitals are variables.
-    By default the mode is one that divides the cores.
+    `mask` is the caller's mask, and `may_use` the caller's cpuset if that is wider. Names in
+    capitals are variables. The default mode is one that divides the cores.
     """
     query = {"mode": "unique_contiguous", **parameters}.items()
     return answer(
@@ -36,7 +36,7 @@ def ask(
 def answer_to(
     node: Node, query: bytes, caller: Caller | None = None, form: str = "json"
 ) -> tuple[Reply, str]:
-    """Return the reply of `GET /plan` to a query string, and its text."""
+    """Return the reply of `GET /plan` to a query string, and the reply's text."""
     reply = find_reply(node, parse_query(pairs_of(query)), caller)
     return reply, render(reply, form)
 

@@ -1,4 +1,4 @@
-"""Facts of processes for tests, as short as a table needs them; and holders that a test names."""
+"""Facts of processes, written short for tables of tests, and holders that a test names."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ LONE_CONTAINER = Membership(container="cd34" * 16)
 
 
 class Known:
-    """Holders that a test names, instead of drivers; a test may replace them."""
+    """Holders that a test names in place of drivers; the test may replace them."""
 
     def __init__(self, *pids: int, gpu: GpuKey = GPU) -> None:
         self.now = GpuHolders(tuple(Holding(pid, gpu, memory_bytes=2**30) for pid in pids))
@@ -39,7 +39,7 @@ class Known:
 def thread(
     mask: str, tid: int = 100, *, last_cpu: int | None = None, ticks: int = 0, start: int = 5
 ) -> Thread:
-    """Return a thread; it ran last on the first of its CPUs."""
+    """Return a thread that ran last on `last_cpu`, or else on the first CPU of its mask."""
     cpus = parse_list(mask)
     last = min(cpus) if last_cpu is None else last_cpu
     return Thread(tid, "worker", start, cpus, last, ticks)
@@ -77,7 +77,7 @@ def process(
 
 
 def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:
-    """Return a scan that found these processes, each a family of its own."""
+    """Return a scan that found these processes."""
     near, users = Judge(topology).near, {0: "root"}
     return Scan(0.0, 0.0, processes, near, {}, divided=divided(processes), users=users)
 
@@ -92,7 +92,7 @@ def audited(
     orphan: str | None = None,
     near: str | None = NEAR,
 ) -> AuditedProcess:
-    """Return a judgment; `itself`: the placements of threads that libraries pinned."""
+    """Return a judged process; `itself`: the positions of threads that libraries pinned."""
     return AuditedProcess(
         facts,
         placement,

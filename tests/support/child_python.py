@@ -1,4 +1,4 @@
-"""Python in a child that lacks some privilege, for tests; its output is returned."""
+"""Runs Python code, for tests, in a child that lacks some privilege."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ import sys
 from tests.support.daemons import PATIENCE
 from tests.support.paths import REPOSITORY
 
-#: seccomp(2) for such a child: `refuse` has a system call, by its name, return an error. Numbers of
-#: sched_*: see affinityd.linux.syscalls.
+#: Code for such a child: `refuse` makes a named system call fail, by seccomp(2). SET_GET has the
+#: numbers of sched_setaffinity and sched_getaffinity.
 SECCOMP = """
 import ctypes, errno, os, struct, sys
 from affinityd.linux.syscalls import SYSCALL_NUMBERS
@@ -33,7 +33,7 @@ def refuse(call, error=errno.EPERM):
 def said(
     code: str, *arguments: str, within: tuple[str, ...] = (), flags: tuple[str, ...] = ()
 ) -> str:
-    """Run Python code, by the command `within` if one is given, and return its output."""
+    """Run Python code, by the command `within` if it is given; return what the code prints."""
     done = subprocess.run(
         [*within, sys.executable, *flags, "-c", code, *arguments],
         cwd=REPOSITORY,

@@ -13,7 +13,7 @@ from affinityd.linux.cgroup import mask_of
 from affinityd.linux.processes import Stat, Thread, everyone, stat_of, thread_ids, thread_stat
 from tests.support.daemons import eventually
 
-#: Threads come and go for ever; five of them start others.
+#: Five threads each start other threads, one after the other, for ever.
 CHURN = """
 import threading
 def work():
@@ -27,7 +27,7 @@ print('ready', flush=True)
 input()
 """
 
-#: A child that has ended, and that its parent has not waited for.
+#: A parent has not waited for its child, which has ended.
 ZOMBIE = """
 import os
 pid = os.fork() or os._exit(0)
@@ -36,7 +36,7 @@ print('ready', flush=True)
 input()
 """
 
-#: The main thread ends, another lives on.
+#: The main thread ends, and another thread lives on.
 HEADLESS = """
 import ctypes, threading, time
 def other():
@@ -48,7 +48,7 @@ threading.Thread(target=other).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
 
-#: Starts a child with each environment that it reads.
+#: Starts one child for each argument, which is the child's environment.
 PARENT = """
 import json, os, sys
 hears, says = os.pipe()
@@ -68,10 +68,10 @@ os.read(0, 1)
 def program(
     code: str, *arguments: str, env: Mapping[str, str] | None = None, before: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run Python code until the end of the block, which begins when it has printed its first line.
+    """Run Python code until the end of the block, which begins when a first line is printed.
 
-    The code ends when its stdin does, so that a failing test leaves no process. It is run by way of
-    a command `before` its own.
+    The code ends when its stdin does, so that a failing test leaves no process. `before` is a
+    command that starts Python.
     """
     with subprocess.Popen(
         [*before, sys.executable, "-I", "-S", "-c", code, *arguments],
@@ -121,7 +121,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def copied(root: Path, *pids: int) -> Path:
-    """Copy the kernel's files about processes, without children: a kernel may not list them."""
+    """Copy the kernel's files about processes, but no list of children, which a kernel may lack."""
     for pid in pids:
         tasks = [f"task/{tid}" for tid in thread_ids(pid)]
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Real cpusets for tests: cgroups of this machine's v1 hierarchy, also as schedulers make them."""
+"""Real cpusets for tests: cgroups of this machine's v1 hierarchy, some named as schedulers do."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ CONTAINER = "c0de" * 16
 
 needs_cpuset = pytest.mark.skipif(
     os.geteuid() != 0 or not os.access(HIERARCHY, os.W_OK),
-    reason="it takes root, and a cgroup v1 cpuset to write to",
+    reason="it takes root, and a cgroup v1 cpuset that can be written",
 )
 
 

@@ -1,4 +1,4 @@
-"""A real daemon for tests: started, asked over its socket, stopped."""
+"""Starts a real daemon for tests, sends it requests over its socket, and stops it."""
 
 import http.client
 import json
@@ -97,7 +97,7 @@ def spawn(
     listen: str = "none",
     before: Sequence[str] = (),
 ) -> Daemon:
-    """Start a daemon, by way of a command `before` its own, without waiting for it."""
+    """Start a daemon, by the command `before` if it is given; do not wait until it is ready."""
     log, complaints = folder / "log", folder / COMPLAINTS
     command = [*before, sys.executable, "-m", "affinityd", "serve", *arguments]
     environment = {key: value for key, value in os.environ.items() if "AFFINITYD" not in key}
@@ -108,7 +108,7 @@ def spawn(
     return Daemon(process, Path(environment["AFFINITYD_SOCKET"]), log)
 
 
-#: Sets constants of modules, MODULE.NAME=NUMBER each, then runs as `python -m affinityd`.
+#: Sets the constants that arguments MODULE.NAME=NUMBER name, then runs affinityd's command line.
 CHANGED = """
 import importlib, runpy, sys
 while "=" in sys.argv[1]:
@@ -121,9 +121,9 @@ runpy.run_module("affinityd", run_name="__main__")
 
 
 def with_constants(**numbers: float) -> tuple[str, ...]:
-    """Return a command that runs the daemon of another command with changed constants.
+    """Return a command for `before` of `spawn` that runs the daemon with changed constants.
 
-    `numbers`: the constant SECONDS of affinityd.a.b is named `a__b__SECONDS`.
+    The argument `a__b__SECONDS` changes the constant SECONDS of affinityd.a.b.
     """
     settings = (f"{name.replace('__', '.')}={number}" for name, number in numbers.items())
     return sys.executable, "-c", CHANGED, *settings
@@ -131,7 +131,7 @@ def with_constants(**numbers: float) -> tuple[str, ...]:
 
 @contextmanager
 def started(folder: Path, *arguments: str, **how: Any) -> Iterator[Daemon]:  # noqa: ANN401
-    """Spawn a daemon, with the arguments of `spawn`, until the end of the block."""
+    """Run a daemon until the end of the block; the arguments are those of `spawn`."""
     folder.mkdir(parents=True, exist_ok=True)
     daemon = spawn(folder, *arguments, **how)
     try:
@@ -167,7 +167,7 @@ def is_ready(daemon: Daemon) -> bool:
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
-    """Wait until a condition holds, at most PATIENCE."""
+    """Wait until a condition holds, for PATIENCE seconds at most."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, f"not within {PATIENCE} s: {what}"

@@ -1,4 +1,4 @@
-"""Facts for the doctor's checks, of machines made for a test; and comparison of findings."""
+"""Makes the facts of machines for the doctor's checks, and compares the findings."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,15 +38,15 @@ def facts_of(
 
 
 def check(name: str, facts: NodeFacts, *expected: str) -> None:
-    """Check that a check has exactly these findings, by parts of its sentences.
+    """Run a check of the doctor, which must have exactly the expected findings.
 
-    `ok: found`, or `warn 0-1: found → remedy`, where the numbers are GPU indices.
+    A finding is `ok: FOUND` or `warn 0-1: FOUND → REMEDY`, with GPU indices and parts of sentences.
     """
     compare(run_checks(facts, [name]), expected)
 
 
 def compare(findings: Sequence[CheckResult], expected: Sequence[str]) -> None:
-    """Check that these are exactly the expected findings, by parts of sentences, as `check`."""
+    """Check that these are exactly the expected findings, which are written as for `check`."""
     assert len(findings) == len(expected), findings
     for finding, text in zip(findings, expected, strict=True):
         head, _, sentences = text.partition(": ")

@@ -1,4 +1,4 @@
-"""Documents for tests: as JSON, and read by their dataclass."""
+"""Writes documents as JSON for tests, and reads them as their dataclass."""
 
 import json
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ def in_json(document: object) -> Any:  # noqa: ANN401 - of any shape
 
 
 def exactly(kind: type[T], body: str | bytes) -> T:
-    """Return the document that JSON contains, which must have no other fields."""
+    """Read a document from JSON, which must have no fields but the document's."""
     document = loads(kind, body, "it")
     assert in_json(document) == json.loads(body)
     return document

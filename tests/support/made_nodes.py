@@ -1,6 +1,6 @@
-"""A real daemon on this machine as if it had NVIDIA's driver, and NUMA nodes that a test makes.
+"""Runs a real daemon as if this machine had NVIDIA's driver and the NUMA nodes of a test.
 
-It runs on this machine's own `/`, except `/proc/driver`, `/sys/devices/system` and `/run`, which
+The daemon has this machine's `/`, except `/proc/driver`, `/sys/devices/system` and `/run`, which
 are mounted over in the daemon's mount namespace; NVML is a real shared library. On a `LiveNode` the
 NUMA nodes are this machine's, too, and its first PCI device is the GPU.
 """
@@ -35,9 +35,9 @@ def running_on(
     before: Sequence[str] = (),
     listen: str = "none",
 ) -> Iterator[Daemon]:
-    """Run the daemon in a folder; `nvml`: the facts of the tests' NVML.
+    """Run the daemon on a machine that is written to a folder; `nvml`: the facts that NVML tells.
 
-    `before`: the command that runs it there.
+    `before` is a command that starts the daemon.
     """
     env = environment(nvml, folder)
     before = [*entering(machine, folder), *before]
@@ -46,7 +46,7 @@ def running_on(
 
 
 def entering(machine: Topology, folder: Path) -> list[str]:
-    """Write the machine and its driver, and return the command that runs another command on it."""
+    """Write the machine and its driver, and return the command that runs another on the machine."""
     (folder / "run/affinityd").mkdir(parents=True, exist_ok=True)
     (folder / "driver/nvidia").mkdir(parents=True)
     (folder / "driver/nvidia/version").write_text(f"NVRM version: {DRIVER}\n")
@@ -66,14 +66,14 @@ class LiveNode:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.driver = folder / "driver/nvidia"  #: as /proc/driver/nvidia
-        self.device = folder / "nvidiactl"  #: held open while NVML is initialised
+        self.device = folder / "nvidiactl"  #: held open while NVML is initialized
         self.driver.mkdir(parents=True)
         self.device.touch()
         self.tell_driver(DRIVER)
         self.says()
 
     def says(self, *faults: str, of_gpu: str = "") -> None:
-        """Make NVML answer like this; a fault is `FUNCTION ACTION`, as in libnvidia_ml.c."""
+        """Make NVML answer with these faults, each `FUNCTION ACTION` as in libnvidia_ml.c."""
         gpu = f"gpu\nuuid {UUID}\npci 0000{gpu_address()}\nminor 3\nmodel {MODEL}"
         fails = (f"fail {fault}" for fault in faults)
         lines = (f"driver {DRIVER}", f"device {self.device}", *fails, gpu, of_gpu, "")
@@ -89,7 +89,7 @@ class LiveNode:
 
     @contextmanager
     def started(self, *arguments: str, at_first: str = ":") -> Iterator[Daemon]:
-        """Start the daemon, after a line of sh in its namespace; by default without scans."""
+        """Start the daemon after the sh line `at_first`; it scans if `arguments` say so."""
         arguments = ("--scan-interval", "off", *arguments)
         before = self._inside(at_first)
         with started(self.folder, *arguments, env=self._env, before=before) as daemon:

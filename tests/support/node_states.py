@@ -1,4 +1,4 @@
-"""Documents of `GET /audit` with made-up processes: far, waiting or orphans, on a DGX A100."""
+"""Documents of `GET /audit` on a DGX A100 with made-up processes: far, waiting and orphaned."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ RUNNABLE = "R"  #: the state of a process that waits for a CPU
 
 
 def with_gpus(topology: Topology, number: int) -> Topology:
-    """Return a machine with `number` GPUs: its own, repeated."""
+    """Return the machine with `number` GPUs; if it has fewer, they are repeated."""
     few = len(topology.gpus)
     if number <= few:
         return replace(topology, gpus=topology.gpus[:number])
@@ -48,7 +48,7 @@ def process(pid: int, gpu: int, name: str = "python3", job: int | None = None) -
 
 
 def far(it: AuditedProcess) -> AuditedProcess:
-    """Return the process moved to the other package, with its memory."""
+    """Return the process as if it had moved to the other package, with its memory."""
     facts = replace(it.facts, threads=audit_facts.process("0-15", pid=it.facts.pid).threads)
     return audited(facts, "remote", cause="mask", near=NEAR)
 
@@ -66,7 +66,7 @@ def beside(it: AuditedProcess, gpu: int) -> AuditedProcess:
 
 
 def several(number: int, gpus: int) -> list[AuditedProcess]:
-    """Return processes: far ones on GPU 0, orphans on 1, waiting ones on 2, and some on others."""
+    """Return processes: far ones on GPU 0, orphans on GPU 1, waiting ones on GPU 2, others near."""
     kinds = {0: far, 1: orphan, 2: waiting}
     made = []
     for place in range(number):
@@ -83,7 +83,7 @@ def _time_in(state: str) -> CpuTime:
 
 
 def _memory(it: AuditedProcess) -> HostMemory:
-    """Return 60 GiB that are near, or 64 GiB that are mostly far."""
+    """Return 64 GiB of mostly far memory if the process is far, or else 60 GiB of near memory."""
     near, elsewhere = (20, 44) if it.cause else (60, 0)
     drawn = {(ANONYMOUS, 3): 10 * near, (ANONYMOUS, 1): 10 * elsewhere}  # pages
     locked = {"VmPin": GIB} if it.cause else {}
@@ -98,9 +98,9 @@ def audit(
     age: float = 4.0,
     lost: Sequence[int] = (),
 ) -> AuditDocument:
-    """Return the document of a scan of some seconds ago that found these processes.
+    """Return the document of a scan that found these processes `age` seconds ago.
 
-    `lost`: GPUs that do not answer.
+    `lost` has the indices of GPUs that do not answer.
     """
     keys = frozenset(("nvidia", index) for index in lost)
     scan = replace(

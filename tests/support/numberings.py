@@ -1,8 +1,8 @@
 """The tables of how processes number their GPUs, and the right outcome of each row.
 
-The right outcome of numberings.tsv is found in reverse: from each order in which the driver may
-have numbered the devices that it sees, to the device of an index. If these are several devices, on
-several nodes, the outcome is unknown. numberings_held_out.tsv states it.
+For a row of numberings.tsv the right outcome is computed: the device that an index means in each
+order in which the driver may have numbered its devices. If these are several devices on several
+nodes, the outcome is unknown. A row of numberings_held_out.tsv states the right outcome.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ class Case:
 
     name: str
     machine: str
-    files: tuple[int, ...] | None  #: the numbers of the device files; None: none is known
+    files: tuple[int, ...] | None  #: the numbers of the device files; None: unknown
     environ: Mapping[str, str]
     right: frozenset[str]
 
@@ -103,7 +103,7 @@ def held_out() -> Iterator[Case]:
 
 
 def numberings() -> Iterator[Case]:
-    """Yield eight ranks, and a process alone, for each row of numberings.tsv."""
+    """Yield eight ranks and a lone process for each row of numberings.tsv."""
     for name, machine_name, files, variables in table("numberings.tsv"):
         case = _case(name, machine_name, files, variables, frozenset())
         for rank in (*range(8), None):
@@ -148,7 +148,7 @@ def outcome(reply: Reply | AffinityError) -> str:
 
 
 def _right(case: Case, rank: int | None) -> frozenset[str]:
-    """Return the right outcomes for a rank of eight; None: for a process alone."""
+    """Return the right outcomes for one of eight ranks, or for a lone process if `rank` is None."""
     topology, orders = case.topology, _orders(case)
     may_be = {frozenset([order[(rank or 0) % len(order)]]) for order in orders}
     if rank is None:  # a lone process has the CPUs near all GPUs that it may see
@@ -196,7 +196,7 @@ def _lists(vendor: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _orders(case: Case) -> list[list[int]]:
-    """Return all possible orders of the GPUs that the process may see; it uses one of them."""
+    """Return each order in which the driver may number the GPUs that the process may see."""
     gpus, environ = case.topology.gpus, case.environ
     seen = [gpu.index for gpu in gpus if case.files is None or file_of(gpu) in case.files]
     if listed := environ.get("NVIDIA_VISIBLE_DEVICES"):

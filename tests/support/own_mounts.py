@@ -1,10 +1,10 @@
 """Mounts that only the tests see, if root runs them.
 
-On a node on which affinityd runs, tests of a machine without affinityd's folder and settings would
-find them; on a node with GPUs, processes would have its device files and not those of the tests'
-machines. If the checkout or Python is below a folder that other users cannot enter, such as root's
-home, commands of the tests would not start as other users. All of these are mounted over in a mount
-namespace of the tests; the machine stays as it is.
+On a node on which affinityd runs, tests would find affinityd's folder and settings, also if their
+machine has none; on a node with GPUs, processes would have the node's device files and not those of
+the tests' machines. If the checkout or Python is below a folder that other users cannot enter, such
+as root's home, commands of the tests would not start as other users. All of these are mounted over
+in a mount namespace of the tests; the machine stays as it is.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ from tests.support.paths import REPOSITORY
 
 RUN, CONFIG = Path("/run/affinityd"), Path("/etc/affinityd.conf")
 DEV = Path("/dev")
-PTMX = "ptmx"  #: it must lie beside the pseudoterminals, kernel fs/devpts/inode.c
+PTMX = "ptmx"  #: must be beside the pseudoterminals; see the kernel's fs/devpts/inode.c
 GPUS, NONE = re.compile("nvidia.*|dri|kfd"), re.compile("")
 
-# Of <sched.h> and <sys/mount.h>.
+# Constants of <sched.h> and <sys/mount.h>.
 CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE = 0x20000, 4096, 16384, 1 << 19
 MS_RDONLY, MS_REMOUNT = 1, 32
 
@@ -29,7 +29,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def hide_the_machines_own() -> None:
-    """Hide a site's folder, settings and GPUs; let other users enter the checkout, and Python's.
+    """Hide a site's folder, settings and GPUs; let other users enter checkout and Python.
 
     Does nothing if there is nothing to hide, or without the privilege to mount.
     """
@@ -61,8 +61,8 @@ def _all_may_enter(folder: Path) -> bool:
 
 
 def _mount_anew(folder: Path, without: re.Pattern[str] = NONE) -> None:
-    """Mount a folder that all may enter over this one, with the same entries except some."""
-    below = os.open(folder, os.O_PATH)  # it leads to the entries once they are mounted over
+    """Cover a folder by one that all users may enter, with the same entries except `without`."""
+    below = os.open(folder, os.O_PATH)  # leads to the entries that will be covered
     _mount("tmpfs", folder, "tmpfs", data="mode=755")
     for entry in Path(f"/proc/self/fd/{below}").iterdir():
         if without.fullmatch(entry.name):

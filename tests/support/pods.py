@@ -1,4 +1,4 @@
-"""A pod's container for tests of `run`: device files, variables and CPUs that do not exist here.
+"""A pod's container for tests of `run`, with device files and CPUs that this machine lacks.
 
 Only what a node with GPUs has and this machine lacks is made up: the device files, AMD's vendor in
 sysfs, and a kernel that accepts the mask of 256 CPUs. The scripts, and their requests, are real.
@@ -20,13 +20,13 @@ from tests.support.daemons import PATIENCE
 from tests.support.tiny import affinityd
 from tests.unit.request.test_devices import EIGHT
 
-#: Sets a mask as taskset(1) does, and the kernel: not wider than the cpuset, not empty.
+#: Stands for taskset(1) and the kernel: writes the mask into the status file of the process.
 TASKSET = """#!/bin/sh
 [ "$1" = -cp ] || exit 2
 printf 'Cpus_allowed_list:\\t%s\\n' "$2" >"{proc}/$3/status"
 echo "$2" >>"{folder}/pinned"
 """
-#: Becomes the script; the mask is that of its process from the start.
+#: Writes the first mask of the process into its status file, and becomes the script.
 START = """
 /bin/mkdir -p "$1/$$"
 printf 'Cpus_allowed_list:\\t%s\\n' "$2" >"$1/$$/status"
@@ -34,7 +34,7 @@ shift 2
 exec "$@"
 """
 
-#: The node of most tests: a DGX A100 whose GPU 2 is /dev/nvidia5 and has this block.
+#: The node of most tests is a DGX A100: its CPUs, and the block of GPU 2, /dev/nvidia5.
 ONLINE = EIGHT.online
 GPU_2 = "16-23,144-151"
 SHELLS = [["dash"], ["bash", "--posix"], ["busybox", "sh"]]
@@ -48,7 +48,7 @@ class Told:
 
     @property
     def cpus(self) -> CpuSet | None:
-        """The CPUs to which `run` pinned it; None if it did not pin it."""
+        """The CPUs to which `run` pinned the command, or None if `run` did not pin it."""
         text = self.environment.get("AFFINITYD_CPULIST")
         return None if text is None else parse_list(text)
 
@@ -71,11 +71,11 @@ class Pod:
         script = (self.to / "run").read_text()
         places = f"dev={folder}/dev sys={folder}/sys proc={folder}/proc"
         script = script.replace("dev=/dev sys=/sys proc=/proc", places)
-        # By its path: given only a name, some busybox shells run their own applet.
+        # The script gets a path: some busybox shells run their own applet if given only a name.
         (self.to / "run").write_text(script.replace("taskset=taskset", f"taskset={program}"))
 
     def has(self, *devices: str) -> None:
-        """Give it only these device files: nvidia0, or dri/renderD128 of AMD's."""
+        """Give the pod only these device files, such as nvidia0 or AMD's dri/renderD128."""
         for old in (self.folder / "dev").rglob("*[0-9]"):
             old.unlink()
         for name in devices:

@@ -1,6 +1,6 @@
-"""What the daemon needs for each feature: a table of docs/settings.md.
+"""What the daemon needs for each feature, by a table of docs/settings.md.
 
-The suite `privileges` measures it; the unit and the chart are checked against it.
+The suite `privileges` measures the needs; the unit and the chart are checked against the table.
 """
 
 import re
@@ -59,5 +59,5 @@ def items(kind: str) -> list[str]:
 
 
 def lost_without(kind: str, item: str) -> frozenset[str]:
-    """Return the features that need something."""
+    """Return the features that need this item."""
     return frozenset(name for name in FEATURES if item in needs(name, kind))

@@ -1,6 +1,4 @@
-"""Stand-ins for slurmd and scontrol, which print a test's text; tests/e2e/slurm has the real ones'
-output.
-"""
+"""Stand-ins for slurmd and scontrol; tests/e2e/slurm has the output of the real commands."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,7 @@ esac
 
 @dataclass(frozen=True)
 class RecordedSlurm:
-    """A Slurm whose commands print files."""
+    """A Slurm whose commands print the files of a folder."""
 
     folder: Path
 
@@ -38,7 +36,7 @@ class RecordedSlurm:
         return self.folder / "slurm.conf"
 
     def has(self, lines: str) -> None:
-        """Have slurmd accept lines of gres.conf unchanged; it prints lines of other kinds."""
+        """Have slurmd print lines of gres.conf as accepted, and lines of other kinds unchanged."""
         printed = (f"Gres {it}" if it.startswith("Name=") else it for it in lines.splitlines())
         (self.folder / "slurmd").write_text("".join(f"slurmd: {line}\n" for line in printed))
 
@@ -47,7 +45,7 @@ class RecordedSlurm:
         self.shows(*(f"NodeName={node} Gres={gres} State=IDLE" for node in nodes))
 
     def runs(self, *jobs: str) -> None:
-        """Have slurmctld show these jobs: `NUMBER NODES CPU_IDs GPUs`; GPUs - for none."""
+        """Have slurmctld show these jobs, each as `NUMBER NODES CPU_IDS GPUS`; GPUS may be `-`."""
         lines = []
         for job in jobs:
             number, nodes, cpus, gpus = job.split()
@@ -66,7 +64,7 @@ class RecordedSlurm:
 
 
 def recorded_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedSlurm:
-    """Put a Slurm first in PATH: slurm.conf is empty, and slurmctld has no node."""
+    """Put a Slurm first in PATH; its slurm.conf is empty, and its slurmctld knows no node."""
     programs = folder / "programs"
     programs.mkdir(parents=True)
     for name, text in {"slurmd": SLURMD, "scontrol": SCONTROL}.items():

@@ -1,4 +1,4 @@
-"""A real daemon that scans, on a node of two CPUs and four GPUs: two near each CPU."""
+"""A real daemon that scans, on a node with two CPUs and two GPUs near each CPU."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

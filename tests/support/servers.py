@@ -1,4 +1,4 @@
-"""Servers on a unix socket that are no daemon, or a broken one."""
+"""Servers on a unix socket that do not behave as a working daemon does."""
 
 import socket
 import threading

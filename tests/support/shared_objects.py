@@ -11,7 +11,7 @@ from pathlib import Path
 def environment(facts: str, folder: Path) -> dict[str, str]:
     r"""Return the variables with which a program's NVML answers from these facts.
 
-    They are written into `folder`, and may be rewritten by another call while the program runs. A
+    The facts are written into `folder`; another call may change them while the program runs. A
     character from \udc80 on stands for a byte that is no UTF-8.
     """
     path, new = folder / "nvml.facts", folder / "nvml.facts.new"
@@ -22,7 +22,7 @@ def environment(facts: str, folder: Path) -> dict[str, str]:
 
 @functools.cache
 def _nvml() -> Path:
-    """Return the folder of the library; it goes when the test run ends."""
+    """Return the library's folder, which is removed when the test run ends."""
     gcc = shutil.which("gcc")
     if gcc is None:
         raise FileNotFoundError("the tests of GPUs need gcc: apt-get install gcc libc6-dev")

@@ -1,6 +1,6 @@
 """A replayed node of two NUMA nodes on which real processes of this machine can be placed.
 
-Its CPUs 0 and 1 are this machine's. Two NUMA nodes have one of these CPUs and one GPU each.
+Its CPUs 0 and 1 are this machine's. Each of its NUMA nodes has one of these CPUs and one GPU.
 """
 
 import os
@@ -22,7 +22,7 @@ FAR, NEAR = frozenset({0}), frozenset({1})  #: of GPU 0
 
 
 def use_small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Make commands plan on it, whatever is set up on this machine."""
+    """Make commands plan on the small node, whatever is set up on this machine."""
     monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
     monkeypatch.setenv("AFFINITYD_SOCKET", os.fspath(tmp_path / "none.sock"))
     monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, tmp_path / "root")))
@@ -37,7 +37,7 @@ def publish(tmp_path: Path, topology: Topology, *, replayed: bool = False) -> No
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str, status: int = 2) -> str:
-    """Check that a command refuses with one line on stderr, and return it."""
+    """Check that a command refuses with one line on stderr, and return the line."""
     try:
         code: object = main(words)
     except SystemExit as end:

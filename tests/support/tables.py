@@ -7,7 +7,7 @@ from tests.support.paths import DATA
 
 
 def rows(table: str) -> list[ParameterSet]:
-    """Return each row as a case of a test: its first cell names it, the others are its values."""
+    """Return each row as a case of a test; the first cell is its name, the others its values."""
     lines = (line for line in table.splitlines() if line.strip())
     cells = ([cell.strip() for cell in line.split("|")] for line in lines)
     return [pytest.param(*values, id=name) for name, *values in cells]
@@ -23,10 +23,10 @@ def table(file: str, **texts: str) -> list[list[str]]:
 
 
 def cases(file: str, **texts: str) -> list[ParameterSet]:
-    """Return each row as a case of a test: its first cell names it, the others are its values."""
+    """Return each row as a case of a test; the first cell is its name, the others its values."""
     return [pytest.param(*values, id=name) for name, *values in table(file, **texts)]
 
 
 def words(text: str) -> dict[str, str]:
-    """Return `a=1 b=2` as a mapping; a later word counts before an earlier one."""
+    """Return `a=1 b=2` as a mapping; if a name is repeated, its last word counts."""
     return dict(word.split("=", 1) for word in text.split())

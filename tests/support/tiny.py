@@ -1,4 +1,4 @@
-"""A machine whose plans can be applied here: two CPUs that this process has, on two nodes."""
+"""A machine of two of this process's CPUs, each on a node; its plans can be applied here."""
 
 import os
 import subprocess
@@ -21,12 +21,12 @@ BOTH = f"{NEAR}-{FAR}" if CPUS[1] == CPUS[0] + 1 else f"{NEAR},{FAR}"
 
 PROGRAM = REPOSITORY / "bin/affinityd"
 
-#: Prints the CPUs of a command.
+#: A command that prints the CPUs on which it may run.
 LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 
 
 def tiny(*gpu_nodes: int, minors: Sequence[int] = range(16)) -> Topology:
-    """Return the machine: one node for each of the CPUs, GPUs on these nodes, with these files."""
+    """Return the machine with a GPU on each of these nodes; `minors` number the device files."""
     machine = made({0: NEAR, 1: FAR}, gpus=gpu_nodes or (0, 1))
     named = zip(machine.gpus, minors, strict=False)
     return replace(machine, gpus=tuple(replace(gpu, minor=minor) for gpu, minor in named))
@@ -68,10 +68,10 @@ def printed(*command: str | os.PathLike[str], **options: Any) -> str:  # noqa: A
 def affinityd(
     *words: str, env: Mapping[str, str] | None = None, checkout: Path | None = None
 ) -> Ended:
-    """Run the command line; of variables about tasks and settings it has only `env`.
+    """Run the command line; variables about tasks and settings come only from `env`.
 
-    `checkout`: whose command line, if another's. Lines about the replayed machine are left out of
-    stderr.
+    `checkout` is a folder whose command line is run instead. Lines about the replayed machine are
+    left out of stderr.
     """
     env = {
         "PATH": os.environ["PATH"],
@@ -80,7 +80,7 @@ def affinityd(
         **(env or {}),
     }
     command = (sys.executable, "-m", "affinityd", *words)
-    # Python imports from its start folder.
+    # Python imports from the folder in which it starts.
     done = ran(*command, env=env, cwd=checkout, timeout=PATIENCE)
     return replace(done, stderr=without_replay(done.stderr))
 

@@ -1,4 +1,4 @@
-"""Two CPUs for tests that place processes: the cases are written for two, on any machine."""
+"""Limits tests that place processes to two CPUs, for which their cases are written."""
 
 import os
 

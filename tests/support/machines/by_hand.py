@@ -19,9 +19,9 @@ def made(
     online: str | None = None,
     cores_per_llc: int | None = None,
 ) -> Topology:
-    """Return a machine with these nodes (number: cpulist) and one GPU on each node of `gpus`.
+    """Return a machine with these nodes (number: cpulist) and a GPU for each entry of `gpus`.
 
-    Without `packages` all CPUs are in one. CPUs in `packages`, but not in `nodes`, are in no node.
+    Without `packages` all CPUs are in one package. CPUs of `packages` may be in no node.
     """
     lists = packages or {0: ",".join(filter(None, nodes.values()))}
     cpus = 1 + max(max(parse_list(text)) for text in lists.values())

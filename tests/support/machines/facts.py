@@ -1,4 +1,4 @@
-"""The named machines of all tests: built-in ones, and those beside this file."""
+"""The named machines of all tests: built-in ones, and those of tests/data/machines."""
 
 import json
 from functools import cache
@@ -9,7 +9,7 @@ from tests.support.paths import DATA
 
 HERE = DATA / "machines"
 
-#: Machines for tests alone; each file says what is odd about it and where its facts come from.
+#: Machines for tests alone; a file says what is odd about its machine, and the source of facts.
 TEST_NAMES = tuple(sorted(path.stem for path in HERE.glob("*.json")))
 
 ALL_NAMES = (*NAMES, *TEST_NAMES)
@@ -17,7 +17,7 @@ ALL_NAMES = (*NAMES, *TEST_NAMES)
 
 @cache
 def machine(name: str) -> Topology:
-    """Return a named machine; frozen, so all tests can share it."""
+    """Return a named machine, which is frozen, so that all tests can share it."""
     if name in NAMES:
         return load(name)
     return build(json.loads((HERE / f"{name}.json").read_text(encoding="utf-8")))

@@ -18,15 +18,15 @@ from tests.support.asking import is_one_short_line, try_to_ask
 Place = tuple[int | None, int | None]  #: NUMA node, package
 
 UNIQUE = tuple(name for name, mode in MODES.items() if mode.unique)
-#: The modes on which share=node has an effect.
+#: The modes in which share=node has an effect.
 SHARING = tuple(name for name in UNIQUE if MODES[name].shares_node)
 
 
 @st.composite
 def machines(draw: st.DrawFn, *, gpus: int = 6) -> Topology:
-    """Return a machine: any SMT, sparse nodes, nodes without CPUs or memory, nodes over packages.
+    """Return a machine of any SMT; its nodes may be sparse, lack CPUs or memory, or span packages.
 
-    CPUs may be offline or in no node, siblings and nodes interleaved, GPUs of unknown node.
+    CPUs may be offline or in no node; siblings and nodes may alternate; a GPU's node may be None.
     """
     numbers = sorted(draw(st.sets(st.integers(0, 12), min_size=1, max_size=5)))
     places = draw(
@@ -99,7 +99,7 @@ def _node(draw: st.DrawFn, number: int, numbers: list[int]) -> NumaNode:
 
 @st.composite
 def _gpu(draw: st.DrawFn, index: int, numbers: list[int]) -> Gpu:
-    instances = draw(st.integers(0, 8)) // 7  # seldom, and then one or two
+    instances = draw(st.integers(0, 8)) // 7  # seldom one, else none
     return Gpu(
         index=index,
         vendor="nvidia",
@@ -113,7 +113,7 @@ def _gpu(draw: st.DrawFn, index: int, numbers: list[int]) -> Gpu:
 
 @dataclass(frozen=True)
 class Question:
-    """A request on a machine, with its caller."""
+    """A request on a machine with reserved CPUs."""
 
     topology: Topology
     reserved: CpuSet
@@ -138,7 +138,7 @@ class Question:
         return try_to_ask(self.topology, reserved=format_list(self.reserved), **asked)
 
     def answered(self, **parameters: str) -> Reply:
-        """Send the request with more parameters; a refusal must be one line: no example."""
+        """Send the request with more parameters; drop the example if it is refused, in one line."""
         reply = self.try_to_ask(**parameters)
         if isinstance(reply, AffinityError):
             assert isinstance(reply, UnsatisfiableError)
@@ -167,7 +167,7 @@ def options(modes: tuple[str, ...] = tuple(MODES)) -> st.SearchStrategy[dict[str
 
 @st.composite
 def questions(draw: st.DrawFn, modes: tuple[str, ...] = tuple(MODES)) -> Question:
-    """Return a request on a random machine: GPUs with repeats or all, any cpuset, any options."""
+    """Return a request on a random machine: for any GPUs, which may repeat, cpuset and options."""
     topology = draw(machines())
     online = sorted(topology.online)
     reserved = draw(st.just(frozenset()) | st.frozensets(st.sampled_from(online), max_size=3))

@@ -14,7 +14,7 @@ from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.discovery.tree import Tree
 from affinityd.topology.model import SLINGSHOT, Core, Gpu, Nic, RdmaPort, Topology
 
-#: GPU vendor → PCI vendor and class; all others write their own digits and a plain accelerator.
+#: GPU vendor → PCI vendor and class; any other name is a PCI vendor, whose class is 0x120000.
 GPU_CLASSES = {
     "nvidia": ("10de", "0x030200"),
     "amd": ("1002", "0x038000"),
@@ -27,7 +27,7 @@ BRIDGE_CLASS = "0x060400"
 
 
 def write_tree(topology: Topology, root: Path) -> Path:
-    """Write `sys` and `proc` of the machine below `root`, and return it."""
+    """Write `sys` and `proc` of the machine below `root`, and return `root`."""
     width = _width(topology)
     _write_cpus(topology, root / "sys/devices/system/cpu", width)
     _write_nodes(topology, root / "sys/devices/system/node", width)
@@ -171,7 +171,7 @@ def _write_nodes(topology: Topology, folder: Path, width: int) -> None:
 
 
 def _write_device(topology: Topology, root: Path, device: Gpu | Nic, code: str, ids: str) -> None:
-    """Write a device at its place on the bus, and its bridges; `ids`: vendor[:device]."""
+    """Write a device at its place on the bus, and its bridges; `ids` is `vendor[:device]`."""
     host, *path = device.pci_path or (device.pci_bus_id,)
     if path:
         host = host if host.startswith("pci") else f"pci:{host}"
