@@ -45,7 +45,7 @@ POD = in_a_pod("2-7", "2-7", 4)
     ("facts", "cause"),
     [
         (of_slurm("2-5", "2-5"), "allocation"),  # all four requested CPUs
-        (of_slurm("5", "2-5"), "allocation"),  # some of them, as one of several tasks
+        (of_slurm("5", "2-5"), "allocation"),  # some of these CPUs, as one of several tasks has
         (of_slurm("2-3", "2-5"), None),
         (of_slurm("0-7", "2-5"), "unpinned"),  # also CPUs outside of its cpuset
         (of_slurm("4-5", "4-5"), "allocation"),  # no near CPU at all
@@ -70,7 +70,7 @@ def test_the_gpus_of_a_job_divide_the_cpus_that_it_requested() -> None:
     assert causes(first, on=PAIR) == ["allocation"]  # alone it asked for all six
 
 
-def test_descendants_and_processes_below_a_cgroup_are_judged_with_the_holder() -> None:
+def test_descendants_and_processes_in_child_cgroups_are_judged_with_the_holder() -> None:
     worker = replace(of_slurm("3-4", "2-5", pid=101), holding=None, holder=100)
     assert causes(of_slurm("2-5", "2-5"), worker) == ["allocation", "allocation"]
     assert causes(POD, replace(POD, pid=300, cgroups="0::/a/b")) == ["mask", "mask"]
@@ -90,7 +90,7 @@ def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> N
 
 
 def test_cpus_that_a_plan_gave_beyond_a_gpu_s_part_are_not_taken_back() -> None:
-    """The job is one task of `srun --exclusive -c64`: no cgroup tells how many CPUs it asked."""
+    """The job is one task of `srun --exclusive -c64`: no cgroup tells how many CPUs it requests."""
     given = of_slurm(
         format_list(ask(DGX, gpus="0", mode="node", AFFINITYD_CPUS="64").cpus), "0-255"
     )
@@ -104,7 +104,7 @@ def test_a_job_with_a_whole_machine_is_unpinned() -> None:
 
 
 def test_a_far_slice_of_slurm_is_not_blamed_on_the_mask() -> None:
-    """To pin one task near would take CPUs of the other task."""
+    """Pinning one task near its GPU would take CPUs of the other task."""
     far = of_slurm("4-5", "0-7")
     neighbor = of_slurm("0-1", "0-7", pid=200, gpu=SECOND)
     assert causes(far, neighbor, on=PAIR) == ["allocation", "allocation"]

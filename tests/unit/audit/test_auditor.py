@@ -1,4 +1,4 @@
-"""CPU time from scan to scan."""
+"""CPU time that processes use from one scan to the next."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def of(
     children: int = 0,
     parent: int = 1,
 ) -> AuditedProcess:
-    """Return a process; `ended`, `children`: ticks of its ended threads, and of ended children."""
+    """Return a process; `ended` and `children` are ticks of its ended threads and children."""
     start = min(its.start for its in threads)
     ticks = ended + sum(its.cpu_ticks for its in threads)
     facts = process(
@@ -49,7 +49,7 @@ def far(ticks: int, tid: int = 1, start: int = 5) -> Thread:
     return thread("0-7", tid, last_cpu=0, ticks=ticks, start=start)
 
 
-def test_a_slow_directory_service_names_its_users_at_a_later_scan() -> None:
+def test_user_names_that_a_directory_service_gives_late_appear_at_a_later_scan() -> None:
     answers, asked = Event(), []
 
     def name_of(uid: int) -> str | None:
@@ -61,8 +61,8 @@ def test_a_slow_directory_service_names_its_users_at_a_later_scan() -> None:
     names = Answers(name_of, 8)
     assert names.look({0, 1, 2}) == {0: "root"}
     answers.set()
-    eventually(lambda: names.look({1, 2}) == {1: "alice"}, "it has answered")
-    assert sorted(asked) == [0, 1, 2], "each is asked for once"
+    eventually(lambda: names.look({1, 2}) == {1: "alice"}, "the directory service has answered")
+    assert sorted(asked) == [0, 1, 2], "each name is asked for once"
 
 
 #: A child that had used 2 s at the first scan.
@@ -71,9 +71,9 @@ GRANDCHILD = of(far(300, 3), pid=300, parent=200)
 
 
 def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
-    """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second.
+    """Book the CPU time of scans that are EVERY seconds apart; a second has 100 ticks.
 
-    A process that is missing in a scan has ended; an empty scan could not see processes.
+    The first is 100 s after boot. A process that a scan lacks has ended; HIDDEN sees no process.
     """
     total, hidden = CpuTime(), [False]
     ledger = CpuTimeCounters(100, lambda _pid, _start: not hidden[0])
@@ -90,21 +90,21 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
 @pytest.mark.parametrize(
     ("scans", "expected"),
     [
-        ([[of(near(500))]], (0, 0)),  # the first scan knows no difference
+        ([[of(near(500))]], (0, 0)),  # a first scan has nothing to compare with
         ([[of(near(500))], [of(near(700))]], (2, 0)),
         ([[of(far(500))], [of(far(700))]], (2, 2)),
-        ([[of(near(500))], [of(far(700))]], (2, 2)),  # all counts for the last CPU
+        ([[of(near(500))], [of(far(700))]], (2, 2)),  # all time counts for the last CPU
         ([[of(near(100, 1), far(100, 2))], [of(near(200, 1), far(400, 2))]], (4, 3)),
         # A process that started since the last scan counts in full, an older one from now on.
         ([[], [of(far(500, start=10_001))]], (5, 5)),
         ([[], [of(far(500, start=9_999))]], (0, 0)),
         ([[of(far(500))], [of(far(100, start=10_500))]], (1, 1)),  # its pid was reused
-        ([[of(far(500))], [], [of(far(900))], [of(far(950))]], (0.5, 0.5)),  # another process
+        ([[of(far(500))], [], [of(far(900))], [of(far(950))]], (0.5, 0.5)),  # a new process
         # Time that a scan could not see counts at the next scan.
         ([[of(far(500))], HIDDEN, [of(far(900))], [of(far(950))]], (4.5, 4.5)),
         ([[], HIDDEN, [of(far(500, start=10_001))]], (5, 5)),
-        ([[of(far(500))], *[HIDDEN] * 50, [of(far(900))]], (4, 4)),  # for more than ten minutes
-        # Time of ended threads is divided as that of living ones, else by the process's CPUs.
+        ([[of(far(500))], *[HIDDEN] * 50, [of(far(900))]], (4, 4)),  # hidden for ten minutes
+        # Time of ended threads is divided as that of living ones, or else by the process's CPUs.
         ([[of(far(0))], [of(far(100), ended=300)]], (4, 4)),
         ([[of(near(0))], [of(near(0), ended=300)]], (3, 0)),
         ([[of(far(0))], [of(far(0), ended=300)]], (3, 1.5)),

@@ -87,7 +87,7 @@ def test_a_gpu_of_unknown_place_has_no_remote_time() -> None:
 
 
 @pytest.mark.parametrize("names_all", [True, False])
-def test_counts_name_no_process_and_no_owner(names_all: bool) -> None:
+def test_a_document_of_counts_names_no_process_and_no_owner(names_all: bool) -> None:
     written = dumps(module.document(TWO, SCAN, names_all=names_all)).encode()
     assert exactly(AuditDocument, written)
     assert b"\n" not in written

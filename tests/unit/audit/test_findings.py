@@ -117,7 +117,7 @@ def test_a_finding_has_the_processes_and_the_remedy_of_each_cause(
         assert end in text
 
 
-def test_counts_name_no_process() -> None:
+def test_findings_with_counts_name_no_process() -> None:
     (found,) = findings(MACHINE, scan(*OF_JOB))
     assert (found.remedy, found.concerns) == (FINDINGS["remote"][1], [])
     (reserved,) = findings(MACHINE, scan(reserved={GPU0: "slurm 7"}))

@@ -47,7 +47,7 @@ UNNUMBERED = Job(SLURM, "sEKNKTV3WPV500")
         ("slurmstepd: [4711.0]", 0, Job(SLURM, "4711")),
         ("slurmstepd: [4711.batch]", 0, Job(SLURM, "4711")),
         ("slurmstepd: [4711.0]", 1000, UNNUMBERED),  # a user's program with this title
-        ("slurmstepd: [4711+1.0]", 0, UNNUMBERED),  # a component, whose number is another
+        ("slurmstepd: [4711+1.0]", 0, UNNUMBERED),  # a component has another number
         ("slurmstepd", 0, UNNUMBERED),  # it has not named itself yet
     ],
 )
@@ -99,9 +99,9 @@ ENDED = "Slurm job 7 has ended: it has no slurmstepd any more"
 
 
 def owners(proc: Path, *processes: str, says: str = "") -> ProcessOwners:
-    """Return the ProcessOwners of a /proc: pid, name, parent, uid, terminal and state of each.
+    """Return the owners of a new /proc; a process is `PID NAME PARENT UID TERMINAL [STATE]`.
 
-    `says`: the text of all cgroup files and titles.
+    `says` is the text of all cgroup files and titles.
     """
     for line in processes:
         pid, name, parent, uid, terminal, *state = line.split()
@@ -156,7 +156,7 @@ def test_a_process_of_no_job_container_or_service_is_an_orphan_where_slurm_runs(
         *({"holds": False}, {"service": "ollama.service"}),
     ],
 )
-def test_on_slurm_nodes_processes_that_have_an_owner_or_need_none_are_no_orphans(
+def test_on_slurm_nodes_processes_of_containers_services_or_system_users_are_no_orphans(
     tmp_path: Path, owner: dict[str, Any]
 ) -> None:
     there = owners(tmp_path, INIT, "100 python 1 1000 0", "41 slurmd 1 0 0")
@@ -181,7 +181,7 @@ SHELL = "50 bash 40 1000 0"
         (50, "40 bash 50 0 0", "", True),  # parents that seem to go in a circle
     ],
 )
-def test_a_slurm_job_lives_while_a_slurmstepd_of_it_does(
+def test_a_slurm_job_lives_while_it_has_a_slurmstepd(
     tmp_path: Path, parent: int, stepd: str, says: str, is_orphan: bool
 ) -> None:
     there = owners(tmp_path, INIT, stepd, SHELL, says=says)
@@ -206,13 +206,13 @@ def test_a_job_without_a_number_lives_while_a_slurmstepd_is_in_its_folder(
 
 
 @pytest.mark.parametrize("task", [process("0", parent=1), process("0", membership=SLURM_JOB)])
-def test_if_root_is_hidden_no_job_has_ended(tmp_path: Path, task: ProcessFacts) -> None:
+def test_a_job_lives_if_processes_of_root_are_hidden(tmp_path: Path, task: ProcessFacts) -> None:
     assert why_orphan(task, owners(tmp_path, "100 python 1 1000 0")) is None
 
 
 NAMED = [Holding(ABSENT, GPU)]
 ELSEWHERE = [Holding(ABSENT, ("nvidia", 1))]
-HIDDEN = [Holding(os.getpid(), GPU), Holding(1, GPU)]  #: by /proc
+HIDDEN = [Holding(os.getpid(), GPU), Holding(1, GPU)]  #: processes that /proc hides
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ SECOND = ("nvidia", 1)
         ("gpus=0,1\n", "7.batch", (), {GPU, SECOND}),
         ("gpus=0,1\n", "7.batch", NAMED, {SECOND}),  # a process uses GPU 0
         ("gpus=1,9,MIG-a\n", "7.extern", (), {SECOND}),
-        ("gpus=0,1\n", "8.batch", (), set()),  # no Epilog has removed it
+        ("gpus=0,1\n", "8.batch", (), set()),  # no Epilog has removed the note
         ("", "7.batch", (), set()),
     ],
 )

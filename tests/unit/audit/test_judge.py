@@ -1,4 +1,4 @@
-"""Judgement of processes that use GPUs, as tables and as properties."""
+"""Judgment of processes that use GPUs."""
 
 import pytest
 
@@ -85,7 +85,7 @@ def test_known_daemons_are_recognized_by_their_names(
     assert is_known_daemon(facts) is is_known
 
 
-#: Two jobs, which pin themselves to the same CPUs or not.
+#: Two jobs, which may have pinned themselves to the same CPUs.
 FIRST = Membership(Job("slurm", "7"))
 SECOND = Membership(Job("slurm", "8"))
 OTHER = Membership(container="ef56" * 16)

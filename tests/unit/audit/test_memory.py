@@ -49,7 +49,7 @@ SOME = 81 * GIB  #: about 38 % of 212 GiB
         ("late", PRIVATE, {}),
         ("late", TOUCHED, {}),
         ("late", PRIVATE, {"policy": policy("preferred", 0)}),
-        ("late", PRIVATE, {"policy": policy("bind", 0, 1)}),  # the nearest of them comes first
+        ("late", PRIVATE, {"policy": policy("bind", 0, 1)}),  # the nearest allowed node comes first
         ("late", PRIVATE, {"refused": SOME}),  # there is room now: the refusal may be old
         ("late", PRIVATE, {"refused": SOME / 2, "room": GIB}),
         ("policy", PRIVATE, {"policy": policy("bind", 1)}),
@@ -63,7 +63,7 @@ SOME = 81 * GIB  #: about 38 % of 212 GiB
         ("unknown", PRIVATE, {"placement": UNKNOWN}),
     ],
 )
-def test_the_cause_is_the_first_that_applies(
+def test_the_cause_of_far_memory_is_the_first_that_applies(
     cause: str | None, drawn: Mapping[tuple[str, int], int], facts: Mapping[str, object]
 ) -> None:
     assert memory(drawn, facts).cause == cause
@@ -110,7 +110,7 @@ MOVES, PINNED = "; migratepages 100 1 0 moves it now", "; pinned: restart the pr
         (memory(PRIVATE, {"allowed": frozenset({1, 3})}), "start the pod again"),
     ],
 )
-def test_movable_memory_has_a_command_as_remedy_and_pinned_memory_a_restart(
+def test_the_remedy_is_a_command_for_movable_memory_and_a_restart_for_pinned_memory(
     host: HostMemory, end: str
 ) -> None:
     remedy = host.remedy(100)
@@ -119,7 +119,7 @@ def test_movable_memory_has_a_command_as_remedy_and_pinned_memory_a_restart(
     assert host.remedy(None) == remedy.removesuffix(MOVES)
 
 
-def test_processes_that_block_their_reader_hide_no_other_user(
+def test_processes_that_block_their_reader_do_not_hide_those_of_other_users(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers, looked = Event(), list[int]()
@@ -140,7 +140,7 @@ def test_processes_that_block_their_reader_hide_no_other_user(
         return {pid for pid, its in found.items() if its.resident.drawn}
 
     assert [sampled(), sampled()] == [{20}, {20}]
-    assert len(looked) == len({*looked}) + 1, "no second thread waits for it"
+    assert len(looked) == len({*looked}) + 1, "no second thread waits for a process"
     assert len(meter._readings._late) == threads.MOST_STUCK_OF_ONE
     answers.set()
     wait([reading for _, reading in meter._readings._late.values()])

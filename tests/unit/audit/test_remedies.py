@@ -15,7 +15,7 @@ from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB,
 from tests.support.machines.by_hand import made
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
-THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 0])  #: a node has no GPU
+THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 0])  #: node 2 has no GPU
 APART = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2])
 PLACE = "GPU 0 is on node 1, near CPUs 4-7"
 BOTH = "GPUs 0-1 are on nodes 1-2, near CPUs 4-11"
@@ -71,7 +71,7 @@ MASK = f"{PLACE}, {IN_CPUSET}"
         (["0-7"], f"it may run on every CPU, and {PLACE}; start it with affinityd exec", ""),
     ],
 )
-def test_a_pin_names_gpus_so_that_every_container_understands(
+def test_a_pin_names_gpus_by_names_that_are_valid_in_every_container(
     masks: list[str], why: str, options: str
 ) -> None:
     facts = process(*masks, cpuset="0-7")
@@ -115,9 +115,9 @@ WITH_WORKER = [RANK, worker("0-3")]
         ([*WITH_WORKER, below(300, 200, "4-7", OTHER)], ["0 100", "0 200", "1 300"]),
         ([*WITH_WORKER, below(300, 200)], ["--tree 0 100", "--tree 0 100", "0 300"]),
         ([RANK, below(300, 100), below(400, 300, "4-7", OTHER)], ["0 100", "0 300", "1 400"]),
-        ([worker("0-3")], ["0 200"]),  # its rank was not read
+        ([worker("0-3")], ["0 200"]),  # the worker's rank was not read
         ([RANK_OF_TWO, replace(worker("8-9"), beside=(OTHER,))], ["--tree 0,1 100"] * 2),
-        # Parents that seem to go in a circle come to an end.
+        # The search ends though the parents seem to go in a circle.
         ([below(100, 200), below(200, 100)], ["0 100", "0 200"]),
     ],
 )
@@ -150,7 +150,7 @@ def test_no_remedy_ends_an_orphan_that_still_computes(facts: ProcessFacts, said:
     assert (end.startswith(said), bool(end)) == (True, bool(said))
 
 
-#: Two GPUs, on nodes 0 and 1; two CPUs are a core.
+#: Two GPUs, on nodes 0 and 1; each core has two CPUs.
 NODE = made({0: "0-3", 1: "4-7"}, gpus=[0, 1], threads=2, siblings="adjacent")
 
 OF_PLUGIN = {"nvidia.com/gpu": frozenset(("GPU-0",))}

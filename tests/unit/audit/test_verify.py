@@ -1,4 +1,4 @@
-"""Judgment: where a process may run, and its memory, against its GPUs, on named machines."""
+"""Judgment of a process's threads and memory by the places of its GPUs."""
 
 from dataclasses import replace
 
@@ -72,7 +72,7 @@ def test_a_thread_that_may_be_far_is_a_mismatch(masks: list[str], far: list[str]
         (["2-4", "3"], "2-4", "3", "only 1 CPU"),  # it asked for the far CPUs
         (["0-3", "0"], "0-3", None, "no CPU"),
         (["1-4"], "1-4", "2", None),  # it may run on more CPUs than it asked for
-        (["2-3"], "2-4", "3", None),  # it may run only on far ones
+        (["2-3"], "2-4", "3", None),  # it may run only on far CPUs
     ],
 )
 def test_the_cause_is_the_allocation_if_no_pin_helps(
@@ -84,7 +84,7 @@ def test_the_cause_is_the_allocation_if_no_pin_helps(
     assert ("affinityd pin 100 fixes that" in sentence) is (few is None)
 
 
-def test_an_unknown_place_is_a_note_and_no_mismatch() -> None:
+def test_gpus_of_unknown_place_cause_a_note_and_no_mismatch() -> None:
     finding = judged(LOST, "0-7", "0")
     assert [it.placement for it in finding.process.threads] == ["unknown"] * 2
     assert finding.mismatches == ()

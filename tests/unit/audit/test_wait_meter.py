@@ -39,9 +39,9 @@ class Node:
         of_ended: float = 0.0,
         cpuset: str = "0",
     ) -> Waits | None:
-        """Set how long its threads, by tid, have run and waited; then measure.
+        """Set how long each thread of the process has run and waited; then measure.
 
-        `of_ended`: seconds that ended threads had run.
+        `of_ended` is for how many seconds ended threads had run.
         """
         for tid, (ran, waited) in threads.items():
             nanoseconds = f"{ran * 1e9:.0f} {waited * 1e9:.0f} 1\n"
@@ -73,7 +73,7 @@ def test_waits_of_a_process_that_a_scan_could_not_see_count_at_the_next(node: No
     assert waits.waited == pytest.approx(9)
 
 
-def test_all_time_of_a_thread_that_began_during_the_last_reading_counts(node: Node) -> None:
+def test_all_time_of_a_thread_that_began_after_the_last_reading_counts(node: Node) -> None:
     node.look(1000, {PID: (1, 1)})
     waits = node.look(1010, {PID: (2, 1), PID + 1: (3, 5)})
     assert waits is not None

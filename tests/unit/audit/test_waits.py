@@ -1,4 +1,4 @@
-"""What explains the wait of a process: one of the facts that the kernel counts, or none."""
+"""The cause of a process's wait: one of the facts that the kernel counts, or no known cause."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,11 +46,11 @@ SIBLING = runner("own_threads", 5)
         pytest.param(waits(5, beside=[runner("neighbor", 0.9)]), None, id="a job ran too little"),
         pytest.param(waits(5, beside=[SIBLING]), "own_threads", id="a sibling shares its CPU"),
         pytest.param(waits(10, ran=20, cpus=2), "own_threads", id="three threads on two CPUs"),
-        pytest.param(waits(3, ran=6, cpus=2), None, id="bursts on CPUs that idle mostly"),
-        pytest.param(waits(10, cpus=2, throttled=6), "throttled", id="most of it is throttled"),
+        pytest.param(waits(3, ran=6, cpus=2), None, id="bursts on mostly idle CPUs"),
+        pytest.param(waits(10, cpus=2, throttled=6), "throttled", id="most is throttled"),
         pytest.param(waits(5, used_up=0.5, beside=[NEIGHBOR]), "throttled", id="limit is used up"),
         pytest.param(waits(5, stolen=5), None, id="the hypervisor's time is no cause"),
-        pytest.param(waits(15, ran=75, cpus=8, beside=[NEIGHBOR]), "own_threads", id="nine on 8"),
+        pytest.param(waits(15, 75, 8, [NEIGHBOR]), "own_threads", id="nine threads on 8 CPUs"),
     ],
 )
 def test_a_wait_is_explained_by_a_fact_or_not_at_all(of_process: Waits, cause: str | None) -> None:
@@ -102,7 +102,7 @@ def test_counters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
     assert scheduling.stolen_times(proc) == {0: 0.5, 12: 0.08}
 
 
-def test_waits_are_none_if_the_kernel_does_not_count_them(tmp_path: Path) -> None:
+def test_waits_are_unknown_if_the_kernel_does_not_count_them(tmp_path: Path) -> None:
     proc = str(tmp_path)
     assert scheduling.thread_time(7, 7, proc) is None
     assert scheduling.stolen_times(proc) == {}

@@ -1,4 +1,4 @@
-"""The comparison with other tools: the machines of public issues, and the judge."""
+"""The comparison with other tools on machines of public issues, and its judge of answers."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`affinityd audit`'s table of a scan: rows, and the remedies below them."""
+"""The table that `affinityd audit` prints of a scan, and the remedies below the table."""
 
 import re
 from collections.abc import Sequence
@@ -118,7 +118,7 @@ def test_far_memory_has_a_line_with_its_remedy() -> None:
     found = replace(found, memory=dict(zip((100, 200), held, strict=True)))
     said = [line for line in shown(found) if "host memory" in line]
     start = "process 100 (python): host memory 100 GiB, 40% far on node 1; late: "
-    assert [line.startswith(start) for line in said] == [True]  # the other process has little
+    assert [line.startswith(start) for line in said] == [True]  # the other has little memory
 
 
 def test_every_other_kind_of_finding_has_its_own_line() -> None:
@@ -135,7 +135,7 @@ def test_every_other_kind_of_finding_has_its_own_line() -> None:
     ]
 
 
-def test_equal_sentences_appear_once_many_are_counted_and_the_worst_gpu_comes_first() -> None:
+def test_repeated_findings_are_counted_and_the_worst_gpu_comes_first() -> None:
     def orphans(why: str) -> list[AuditedProcess]:
         facts = (process(pid=pid, gpu=OTHER) for pid in range(100, 475))
         return [audited(it, "unknown", orphan=why.format(it.pid)) for it in facts]

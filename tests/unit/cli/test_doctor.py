@@ -66,10 +66,10 @@ def test_the_doctor_finds_no_fault_on_a_built_in_machine(doctor: Doctor, name: s
     status, document = found(doctor, "--machine", name)
     assert (status, document["worst"]) == (0, "ok")
     judged = {it["name"] for it in document["checks"] if it["status"] == "ok"}
-    assert judged <= {"gpu-numa-node", "gpu-nics"}  # it has no files for others
+    assert judged <= {"gpu-numa-node", "gpu-nics"}  # a built-in machine has no files for others
 
 
-def test_nvml_is_called_only_for_checks_that_need_it_and_in_no_hold(tmp_path: Path) -> None:
+def test_nvml_is_called_only_for_checks_that_need_it_and_not_on_hold(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     here = Settings(socket=os.fspath(tmp_path / "none.sock"))
     assert gather(here, ["isolcpus", "cgroup"], str(hold)).nvml is None
@@ -81,7 +81,7 @@ def test_nvml_is_called_only_for_checks_that_need_it_and_in_no_hold(tmp_path: Pa
     assert (facts.nvml, facts.maintenance) == (None, held)
 
 
-def test_reserved_cpus_are_the_daemon_s_or_else_the_settings(tmp_path: Path) -> None:
+def test_reserved_cpus_are_the_daemon_s_or_else_those_of_the_settings(tmp_path: Path) -> None:
     here = Settings(socket=os.fspath(tmp_path / "d.sock"), reserved_cpus=parse_list("1"))
     assert gather(here, ["isolcpus"]).reserved == parse_list("1")
     write_node(tmp_path / NODE_FILE, Node(TWO, reserved=parse_list("3")))

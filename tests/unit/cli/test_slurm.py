@@ -34,7 +34,7 @@ class SlurmNode:
     capsys: pytest.CaptureFixture[str]
 
     def run(self, command: str, *flags: str) -> Said:
-        """Run a command about a node: this one unless a machine is named."""
+        """Run a command about this node, or about the machine that the flags name."""
         node = () if "--machine" in flags else ("--root", str(self.root))
         code = main(["slurm", command, *node, "--slurm-conf", str(self.slurm.conf), *flags])
         out, err = self.capsys.readouterr()
@@ -78,7 +78,7 @@ def test_types_come_from_scontrol_or_the_option(node: SlurmNode) -> None:
     assert node.printed() == typed("a100")
     node.slurm.expects("gpu:2", "gpu07")
     assert node.printed() == RIGHT.splitlines()
-    assert not (node.slurm.folder / "asked").exists()  # slurmd, which may wait for device files
+    assert not (node.slurm.folder / "asked").exists()  # no slurmd, which may wait for device files
     node.slurm.shows("NodeName=gpu07 Gres=gpu:x:2 State=IDLE+DRAIN+INVALID_REG")
     assert node.printed() == RIGHT.splitlines()
     assert node.printed("--type", "a100") == typed("a100")
@@ -104,7 +104,7 @@ def test_nodes_of_one_command_must_be_equal(node: SlurmNode) -> None:
     assert "and gpu08 has Gres=gpu:4; " in said.err
 
 
-def test_gpus_of_unknown_type_are_comments_until_the_option_names_the_type(node: SlurmNode) -> None:
+def test_gpus_of_unknown_type_get_comments_until_the_option_names_the_type(node: SlurmNode) -> None:
     node.slurm.expects("gpu:big:1,gpu:small:1", "gpu07")
     said = node.run("gres-conf")
     assert said.code == 1
@@ -123,7 +123,7 @@ def test_the_repository_s_lines_for_a_dgx_a100_are_the_printed_ones(node: SlurmN
     assert node.printed(*nodes) == [f"NodeName=gpu[001-500] {line}" for line in lines]
 
 
-def test_a_diff_has_slurmd_s_lines_and_the_right_ones(node: SlurmNode) -> None:
+def test_a_diff_has_slurmd_s_lines_and_the_right_lines(node: SlurmNode) -> None:
     node.slurm.expects("gpu:2", "gpu07")
     node.slurm.has(RIGHT.replace("0-3", "4-7"))
     first, second = RIGHT.splitlines()

@@ -1,4 +1,4 @@
-"""Ranks whose mask or cpuset is smaller than the machine: it may be a rank's, or its job's."""
+"""Plans of ranks that have a part of a machine for themselves, or share it with their job."""
 
 import pytest
 
@@ -47,9 +47,9 @@ SCOPE = "0-13,16-17"  #: systemd-run --scope -p AllowedCPUs
         ("{}", "node", ["0-5,16-17"] * 4),
         ("0,1,2,3", "unique_contiguous", ["16-17", "0-1", "2-3", "4-5"]),
     ],
-    ids=["ranks that see all four GPUs", "ranks that see own GPUs", "ranks that divide the CPUs"],
+    ids=["ranks that see all four GPUs", "ranks that see one GPU", "ranks that divide the CPUs"],
 )
-def test_ranks_with_socket_scope_get_their_parts_of_the_machine_near_cpus_first(
+def test_ranks_in_a_systemd_scope_get_near_cpus_first_and_then_far_cpus(
     seen: str, mode: str, cpus: list[str]
 ) -> None:
     environ = f"{TORCHRUN} CUDA_VISIBLE_DEVICES={seen}"

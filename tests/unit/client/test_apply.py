@@ -1,4 +1,4 @@
-"""Ranks of one job plan for themselves, and none overlap."""
+"""Ranks of one job that each plan for themselves get CPUs that do not overlap."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Launch:
-    """Differences between the ranks of a launcher."""
+    """How a launcher tells its ranks apart."""
 
     said: str  #: the variables of a rank
-    sees: str  #: which GPUs a rank sees: "all" of the job, or in "turns" one
+    sees: str  #: the GPUs that a rank sees: "all" of the job, or one by "turns"
     most: int = 2  #: ranks on a GPU
 
 
@@ -92,7 +92,7 @@ def named(numbers: Sequence[int]) -> str:
         ("NVIDIA_VISIBLE_DEVICES=4,6", "minor:4,minor:6", False),  # on the node itself
     ],
 )
-def test_the_device_list_of_a_container_s_runtime_is_sent(
+def test_a_device_list_that_a_container_runtime_set_is_sent(
     said: str, devices: str | None, *, is_sent: bool
 ) -> None:
     process = ProcessContext(2**22 + 1, 0, words(said), devices=devices)

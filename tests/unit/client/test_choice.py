@@ -1,4 +1,4 @@
-"""A process's request for GPUs to be chosen, and the choice."""
+"""A process's request that GPUs be chosen for it, and the choice."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def test_a_request_contains_what_the_launcher_gave_the_process(
     above: str,
     expected: str,
 ) -> None:
-    """`above` is the environment of the launcher, if it can be read, with its MASK, and DEVICES."""
+    """`above`: the launcher's environment if it can be read, its MASK and the process's DEVICES."""
     launcher, variables = words(above), words(environ)
     if variables.get(PINNED_FOR) == "this":
         del variables[PINNED_FOR]

@@ -1,4 +1,4 @@
-"""The costliest mistake is reported at the start: a rank on one core of many."""
+"""A rank on one core of many, the costliest mistake, is reported at the start."""
 
 import pytest
 

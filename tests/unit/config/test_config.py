@@ -85,7 +85,7 @@ def test_a_malformed_file_is_an_error_of_one_line(
 # The sockets at which clients look for a daemon.
 
 
-def test_a_client_tries_the_set_socket_or_else_the_system_s_and_its_user_s(
+def test_a_client_tries_the_set_socket_or_else_those_of_system_and_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for user, folder, own in (
@@ -141,7 +141,7 @@ ONE_NODE = made({0: "0-7"}, gpus=(0,))
         (ONE_NODE, "gpus=0&observe=0-7", "local", "local"),
     ],
 )
-def test_a_plan_is_counted_with_the_placement_before_and_after_if_it_is_observed(
+def test_an_observed_plan_is_counted_with_the_placements_before_and_after_it(
     machine: Topology, query: str, before: str, after: str
 ) -> None:
     for format_name in ("shell", "json"):

@@ -1,4 +1,4 @@
-"""The sources of settings, and the errors for wrong ones."""
+"""The sources of settings, and the errors for wrong settings."""
 
 import re
 from collections.abc import Mapping

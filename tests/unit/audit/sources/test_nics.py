@@ -19,16 +19,16 @@ def findings(gpu: int, *opened: str, **variables: str) -> list[str]:
 @pytest.mark.parametrize(
     ("variable", "said", "finding"),
     rows(f"""
-its own              | UCX_NET_DEVICES   | mlx5_0:1          |
+the nearest          | UCX_NET_DEVICES   | mlx5_0:1          |
 one of two is near   | UCX_NET_DEVICES   | mlx5_9:1,mlx5_3:1 |
-all                  | UCX_NET_DEVICES   | all               |
-no device of here    | UCX_NET_DEVICES   | eth0              |
-far                  | UCX_NET_DEVICES   | mlx5_9:1  | {FAR}UCX_NET_DEVICES=mlx5_0:1{BY_EXEC}ucx
-far, of two | NVSHMEM_HCA_LIST | mlx5_9,mlx5_10 | {FAR}NVSHMEM_HCA_LIST=mlx5_0:1{BY_EXEC}nvshmem
-far, without a port  | UCCL_P2P_RDMA_DEV | mlx5_9    | {FAR}UCCL_P2P_RDMA_DEV=mlx5_0{BY_EXEC}uccl
-far, exactly         | NCCL_IB_HCA       | =mlx5_9:1 | {FAR}NCCL_IB_HCA==mlx5_0:1{BY_EXEC}nccl
+all devices          | UCX_NET_DEVICES   | all               |
+no RDMA device       | UCX_NET_DEVICES   | eth0              |
+a far device         | UCX_NET_DEVICES   | mlx5_9:1  | {FAR}UCX_NET_DEVICES=mlx5_0:1{BY_EXEC}ucx
+two are far | NVSHMEM_HCA_LIST | mlx5_9,mlx5_10 | {FAR}NVSHMEM_HCA_LIST=mlx5_0:1{BY_EXEC}nvshmem
+far, no port is told | UCCL_P2P_RDMA_DEV | mlx5_9    | {FAR}UCCL_P2P_RDMA_DEV=mlx5_0{BY_EXEC}uccl
+far, no prefix       | NCCL_IB_HCA       | =mlx5_9:1 | {FAR}NCCL_IB_HCA==mlx5_0:1{BY_EXEC}nccl
 a prefix on purpose  | NCCL_IB_HCA       | mlx5      |
-no other begins so   | NCCL_IB_HCA       | mlx5_0    |
+a prefix of only one | NCCL_IB_HCA       | mlx5_0    |
 """),
 )
 def test_a_variable_that_names_a_nic_of_another_node_is_a_finding(

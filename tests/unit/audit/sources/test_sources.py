@@ -40,7 +40,7 @@ def listed(index: int, *processes: NvmlProcess, error: str | None = None) -> Gpu
 
 
 def report(*processes: tuple[NvmlProcess, ...]) -> ProcessReport:
-    """Return NVML's report on three GPUs, with the processes of those that are given."""
+    """Return NVML's report on three GPUs; the first ones have these processes."""
     rest = ((),) * (len(NVIDIAS) - len(processes))
     gpus = (listed(index, *its) for index, its in enumerate((*processes, *rest)))
     return ProcessReport(tuple(gpus))
@@ -69,7 +69,7 @@ def test_nvml_s_lists_name_the_processes_of_each_gpu() -> None:
 IN_USE = of(7, 100)
 
 
-def test_a_doubt_about_one_gpu_leaves_the_answers_about_others() -> None:
+def test_a_doubt_about_one_gpu_does_not_change_the_answers_about_others() -> None:
     said = (
         replace(listed(0, IN_USE, error="GPU is lost"), is_lost=True, load=NvmlLoad(37, 1, 2)),
         replace(listed(2, of(8, 100)), index=1),  # the GPU before it is gone
@@ -94,7 +94,7 @@ def test_a_doubt_about_one_gpu_leaves_the_answers_about_others() -> None:
     assert hung == GpuHolders(unknown=unknown, lost=frozenset(unknown))
 
 
-def test_a_known_gpu_is_gone_until_it_is_back_or_bound_to_another_driver(root: Path) -> None:
+def test_a_gpu_that_disappears_is_gone_unless_another_driver_has_it(root: Path) -> None:
     source = holders(root, Asked(*[report()] * 5))
     first, second, third = NVIDIAS
     one = replace(second, index=0)  # the first GPU is gone
@@ -145,7 +145,7 @@ def test_nvml_counts_as_hanging_if_three_scans_in_a_row_are_late(root: Path) -> 
         ([(FIRST, GIB), (AMDS, GIB)], Holding(7, AMDS, GIB, beside=(FIRST,))),
     ],
 )
-def test_a_process_works_on_the_gpus_that_have_a_quarter_of_its_largest_memory(
+def test_a_process_uses_each_gpu_on_which_it_has_a_quarter_of_its_largest_memory(
     holdings: list[tuple[tuple[str, int]]], together: Holding
 ) -> None:
     first, none = Holding(6, FIRST, 1), Holding(0, FIRST, 9)  # pid 0 is no process
@@ -155,7 +155,7 @@ def test_a_process_works_on_the_gpus_that_have_a_quarter_of_its_largest_memory(
 
 
 class Asked:
-    """A script of NVML's answers; and a clock that a test sets."""
+    """Answers of NVML in a test's order, and a clock that the test sets."""
 
     def __init__(self, *reports: ProcessReport) -> None:
         self._reports = iter(reports)
@@ -279,7 +279,7 @@ def test_a_process_uses_the_gpus_in_which_it_has_memory_or_a_queue(
     sys: Path, memory: tuple[int | str, ...], queues: tuple[int, ...], holdings: Held
 ) -> None:
     process(sys, "4711", *memory, queues=queues)
-    (sys / KFD / "proc/4712").mkdir()  # its files are gone, and its folder is not yet
+    (sys / KFD / "proc/4712").mkdir()  # the files are gone, and the folder is still there
     found = kfd_holders(GPUS, str(sys))
     assert set(found.holdings) == {Holding(4711, *it) for it in holdings.items()}
     assert found.unknown == {}
@@ -401,7 +401,7 @@ def test_the_holders_of_a_gpu_without_a_readable_file_are_unknown(machine: Machi
     assert all("run this as root" in why for why in found.unknown.values())
 
 
-def test_a_scan_that_takes_too_long_is_continued_at_the_next(machine: Machine) -> None:
+def test_a_scan_that_takes_too_long_is_continued_at_the_next_scan(machine: Machine) -> None:
     for pid in (7, 8, 9):
         machine.holds(pid, FULL)
     scanner = machine.scanner(step=1.0)
