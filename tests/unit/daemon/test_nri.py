@@ -25,9 +25,9 @@ from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny
 
 PRIVILEGED = ["/dev/mem", "/dev/nvidia0", "/dev/nvidia1"]
 CHANGED = {"container-1": NEAR}
-HOUR = 3600.0  #: longer than a test, in place of a second
+HOUR = 3600.0  #: a pause longer than a test, in place of one second
 PLACES = {"cpus": frozenset(CPUS), "mems": frozenset({0, 1})}
-read_again: list[int] = []  #: for each request to read the machine again: for how many GPUs
+read_again: list[int] = []  #: has a 1 for each request to read the machine again
 
 
 def happened(kind: int, container: str = "container-1") -> bytes:
@@ -146,7 +146,7 @@ def test_a_bug_is_logged_as_one_line_and_answered_with_nothing(
 
 
 def of_kubelet(container: bytes) -> bytes:
-    """Return kubelet's answer, in which it gave a container the training job's GPU."""
+    """Return kubelet's answer: it gave this container of the training job a GPU."""
     gpu = field(2, field(1, "nvidia.com/gpu") + field(2, "0"))
     return field(1, field(1, "job") + field(2, "training") + field(3, field(1, container) + gpu))
 
@@ -206,7 +206,7 @@ def test_a_silent_kubelet_is_asked_once_and_its_containers_are_tried_again(
 
 
 def test_a_privileged_container_s_other_device_files_are_not_read_whole() -> None:
-    """A runtime drops a plugin that answers after 2 s; 300 such containers took half of that."""
+    """A runtime drops a plugin that answers after 2 s, and 300 such containers once took 1 s."""
     calls = 0
 
     def count(_frame: FrameType, event: str, _argument: object) -> None:
@@ -224,7 +224,7 @@ def test_a_privileged_container_s_other_device_files_are_not_read_whole() -> Non
     assert calls < 15 * len(files)
 
 
-def test_a_container_is_placed_once_its_gpu_appears(
+def test_a_container_is_placed_when_its_gpu_appears(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.create(created(devices=["/dev/nvidia77"]))
@@ -243,7 +243,7 @@ def test_a_container_is_placed_once_its_gpu_appears(
     assert len(caplog.messages) == 1
 
 
-def test_an_unknown_gpu_is_tried_for_half_a_minute_with_one_log_line(
+def test_a_container_of_an_unknown_gpu_is_tried_for_half_a_minute_with_one_log_line(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
     of_running(plugin, runtime, created(devices=[], env=["NVIDIA_VISIBLE_DEVICES=77"]))
@@ -282,7 +282,7 @@ def test_the_plugin_reconnects_when_the_runtime_is_back(
         assert known.endswith("the runtime knows the plugin; namespaces: training")
 
 
-def test_a_container_started_without_the_plugin_gets_its_cpus_while_running(
+def test_a_container_that_started_without_the_plugin_gets_its_cpus_while_it_runs(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     ours = {"affinityd/placed": BOTH + " mixed"}
@@ -381,7 +381,7 @@ def test_a_cpuset_given_by_affinityd_is_recognized_as_such(
     assert runtime.create(created(number=2)).cpus == (NEAR if state == "pinned" else "")
 
 
-def test_a_placed_container_is_marked_in_a_way_its_author_cannot_forge(
+def test_a_placed_container_has_a_mark_that_its_author_cannot_forge(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     assert runtime.create(created()).mark == f"{NEAR} local"
@@ -423,14 +423,14 @@ REFUSALS = [field(1, field(1, 2)), field(2, field(1, field(1, "container-1")))]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_a_missed_container_is_tried_when_created_and_again_if_the_runtime_refuses(
+def test_a_missed_container_is_tried_when_it_exists_and_again_if_the_runtime_refuses(
     runtime: Runtime, plugin: NriPlugin, refusal: bytes
 ) -> None:
     known, plugin._service.known = plugin._service.known, None
     runtime.create(created())
     plugin._service.known = known
     try_again(runtime, plugin)
-    assert states(plugin) == {"container-1": "missed"}, "the runtime would pass over it"
+    assert states(plugin) == {"container-1": "missed"}, "the runtime would ignore the update"
     runtime.ask(("StateChange", happened(5)))
     try_again(runtime, plugin)
     assert runtime.updated(refusal) == CHANGED
@@ -531,12 +531,12 @@ def test_a_stopped_container_s_cpuset_limits_no_other(runtime: Runtime, plugin: 
     assert "container-1" not in plugin.names
 
 
-def test_a_list_cut_off_by_a_lost_connection_is_forgotten(
+def test_a_list_of_containers_is_forgotten_if_a_lost_connection_cut_it_off(
     runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nri, "FIRST_PAUSE", 0.01)
     runtime.ask(("Synchronize", synchronized(created(number=1), more=True)))
     runtime.close()
-    eventually(runtime.has_caller, "it comes back")
+    eventually(runtime.has_caller, "the plugin connects again")
     runtime.accept()
     assert of_running(plugin, runtime, created(number=2)) == {"container-2": NEAR}

@@ -21,7 +21,7 @@ def read(tmp_path: Path, files: str) -> Topology:
 
 
 def cpus(text: str) -> str:
-    """Write paths below the folder of CPUs; cpu0/… and online stay as they are."""
+    """Put the folder of CPUs, `cpu/`, before each of these paths."""
     return "; ".join(f"cpu/{path.strip()}" for path in text.split(";"))
 
 
@@ -32,13 +32,13 @@ T = "topology/thread_siblings"
     ("files", "expected"),
     rows(f"""
     CPUs of no topology are cores | online=0-2 | 0 1 2
-    CPUs that share it | online=0-3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3 | 0,2 1,3
-    with a thread offline | online=0-1,3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3 | 0 1,3
+    CPUs that share a core | online=0-3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3 | 0,2 1,3
+    one thread is offline | online=0-1,3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3 | 0 1,3
     an old kernel has a mask only | online=0-1,32; cpu0/{T}=00000001,00000001 | 0,32 1
-    what cannot be read leaves the CPU alone | online=0-1; cpu0/{T}_list=what? | 0 1
-    two claim a CPU: the first | online=0-2; cpu0/{T}_list=0-1; cpu2/{T}_list=1-2 | 0-1 2
-    no cpu/online: those of a topology | cpu0/{T}=1; cpu2/{T}=4; cpu0/online=1; cpu3/online=1 | 0 2
-    and that are not off | cpu0/{T}=1; cpu1/{T}=2; cpu1/online=0 | 0
+    a CPU whose list cannot be read is a core | online=0-1; cpu0/{T}_list=what? | 0 1
+    two claims on a CPU: the first counts | online=0-2; cpu0/{T}_list=0-1; cpu2/{T}_list=1-2 | 0-1 2
+    no cpu/online: CPUs with topology | cpu0/{T}=1; cpu2/{T}=4; cpu0/online=1; cpu3/online=1 | 0 2
+    no cpu/online: a CPU that is off | cpu0/{T}=1; cpu1/{T}=2; cpu1/online=0 | 0
     """),
 )
 def test_cores_are_read_from_sibling_lists(tmp_path: Path, files: str, expected: str) -> None:
@@ -65,7 +65,7 @@ def test_cores_of_a_slower_kind_are_known(tmp_path: Path, files: str, slow: str)
 
 P = "topology/physical_package_id"
 
-#: Below cpuN/cache/indexN, each cache as LEVEL KIND SHARERS, a list or a mask.
+#: Caches as `CPU/INDEX LEVEL KIND SHARERS`; the sharers are a list or a mask.
 CACHES = {
     "D01": "0/0 1 Data 0-1",
     "D23": "2/0 1 Data 2-3",
@@ -94,10 +94,10 @@ def cache(place: str, level: str, kind: str, sharers: str) -> str:
     the highest level counts, wherever it stands | D01 LLC L2 | | 0 0 0 0
     an Instruction cache does not count | D01 D23 I | | 0 0 2 2
     an old kernel has the sharers as a mask only | M01 M23 | | 0 0 2 2
-    wider than a node: one in each | LLC | node/node0/cpulist=0,2; node/node1/cpulist=1,3 | 0 1 0 1
-    without caches, of a package | | cpu/cpu0/{P}=0; cpu/cpu1/{P}=0; cpu/cpu2/{P}=1 | 0 0 2 3
-    without packages, of a node | | node/node0/cpulist=0,3; node/node1/cpulist=1-2 | 0 1 1 0
-    a group goes by its lowest CPU that is online | LLC | cpu/online=1-3 | 1 1 1
+    a cache over nodes: two groups | LLC | node/node0/cpulist=0,2; node/node1/cpulist=1,3 | 0 1 0 1
+    no caches: a package is a group | | cpu/cpu0/{P}=0; cpu/cpu1/{P}=0; cpu/cpu2/{P}=1 | 0 0 2 3
+    no packages: a node is a group | | node/node0/cpulist=0,3; node/node1/cpulist=1-2 | 0 1 1 0
+    a group has the number of its lowest online CPU | LLC | cpu/online=1-3 | 1 1 1
     cores without the highest level have their own highest | LLC01 L2 | | 0 0 2 3
     """),
 )
@@ -123,10 +123,10 @@ def read_nodes(tmp_path: Path, files: str, siblings: str = "0") -> Topology:
 @pytest.mark.parametrize(
     ("files", "expected"),
     rows("""
-    no node folder: one without a number | | None:0-3
+    no node folder: one node without a number | | None:0-3
     sparse numbers | node0/cpulist=0-1; node8/cpulist=2-3 | 0:0-1 8:2-3
     offline CPUs do not count | node0/cpulist=0-87; node1/cpulist=88-175 | 0:0-3 1:
-    the lowest node that lists a CPU | node0/cpulist=0-3; node1/cpulist=0-3 | 0:0-3 1:
+    if two nodes list a CPU, the lower has it | node0/cpulist=0-3; node1/cpulist=0-3 | 0:0-3 1:
     CPUs that no node lists come last | node1/cpulist=1,3 | 1:1,3 None:0,2
     NULs, and an empty list | node0/cpulist=0-3\0; node1/cpulist=; online=0-1\0 | 0:0-3 1:
     an old kernel has masks | node0/cpumap=00000000,00000003; node1/cpumap=c | 0:0-1 1:2-3

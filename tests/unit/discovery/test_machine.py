@@ -45,7 +45,7 @@ def unpacked(archive: Path) -> Tree:
 
 
 def plain(topology: Topology) -> tuple[object, ...]:
-    """A machine without the paths of its GPUs, whose bridges have other names in a tree."""
+    """Return a machine without its GPUs' paths, since bridges have other names in a tree."""
     gpus = [replace(gpu, pci_path=(), numa_source=None) for gpu in topology.gpus]
     others = (replace(gpu, model=None) for gpu in gpus if gpu.vendor not in {"nvidia", "amd"})
     told = (gpu for gpu in gpus if gpu.vendor in {"nvidia", "amd"})

@@ -21,7 +21,7 @@ class Machine:
         return self._maintenance.reason()
 
     def runs(self, pid: int, command: str, uid: int = 0) -> str:
-        """Write the files of a process; return the reason that a worker on the driver causes."""
+        """Write the files of a process; return the reason to expect if it works on the driver."""
         words = command.split()
         comm = words[0].rpartition("/")[2][:15]
         put(self.proc / f"{pid}/comm", comm)
@@ -88,7 +88,7 @@ def test_nvml_is_not_called_while_the_module_is_loaded_or_unloaded(machine: Mach
         assert machine.reason == why
 
 
-def test_a_hold_lasts_as_long_as_its_file_even_if_that_is_unreadable(machine: Machine) -> None:
+def test_a_hold_lasts_as_long_as_its_file_even_if_the_file_is_unreadable(machine: Machine) -> None:
     hold, unreadable = machine.hold, machine.root / "nowhere"
     for text, by in (
         ("", ""),

@@ -70,7 +70,7 @@ NEAR, FAR = "0000:02:00.0", "0000:00:01.0"
 #: The GPU's folder, below two bridges.
 REAL = f"sys/devices/pci0000:00/{FAR}/{NEAR}/{GPU}"
 
-#: Nodes 0 and 1 with two CPUs each, of which 5 is offline, and node 4 without any.
+#: Nodes 0 and 1 have two online CPUs each; CPUs 4 and 5 are offline; node 4 has no CPUs.
 MACHINE = {
     "sys/devices/system/cpu/online": "0-3",
     **files_of("sys/devices/system", "node/node0/cpulist=0-1,4; node/node1/cpulist=2-3,5"),

@@ -1,4 +1,4 @@
-"""A machine's files: the running one's, a captured one's; and roots that are no machine."""
+"""The files of this machine and of captured machines, and roots that are no machine."""
 
 import os
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_a_tree_reads_files_and_links_and_lists_folders(tmp_path: Path) -> None:
     assert tree.read(f"{LINK}/class") == "0x030200"
     assert tree.read("fields", "Model:", "UUID") == "Model: A\nUUID: B"
     assert tree.read("fields", "IRQ") == ""
-    # A missing file, a folder, no text, a path beyond a file.
+    # A missing file, a folder, a file that is no text, and a path below a file.
     for path in (f"{CPUS}/possible", CPUS, "binary", f"{CPUS}/online/deeper"):
         assert tree.read(path) is None
     assert tree.list(CPUS) == ("cpu0", "online")

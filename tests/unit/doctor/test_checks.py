@@ -22,7 +22,7 @@ HIDDEN = made({}, gpus=[None], packages={0: "0-3", 1: "4-7"})
 #: CPU 3 is on node 0 and offline.
 OFFLINE = made(NODES, gpus=[0, 1], online="0-2,4-7")
 OF_NODE_0 = {f"{CPU}/cpu3/node0/cpulist": "0-2"}
-#: The list of a node with an offline CPU, as an old kernel writes it.
+#: CPU 3 is offline because SMT is off, or is limited to some threads.
 SMT_OFF = {**OF_NODE_0, f"{CPU}/smt/control": "off"}
 SMT_4 = {**OF_NODE_0, f"{CPU}/smt/control": "4"}  # threads of each core, as on POWER
 
@@ -71,7 +71,7 @@ def test_numa_nodes_and_their_cpus_are_checked(
     check(name, facts_of(tmp_path, topology, files), expected)
 
 
-def test_without_a_gpu_its_numa_node_is_not_checked(tmp_path: Path) -> None:
+def test_without_a_gpu_no_check_of_near_cpus_applies(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, NO_GPU, {**balancing(1), "proc/irq/0/smp_affinity_list": "0-7"})
     for name in ("gpu-numa-node", "offline-cpus", "numa-balancing", "irqbalance"):
         check(name, facts, "n/a: there is no GPU")

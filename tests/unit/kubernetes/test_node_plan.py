@@ -1,4 +1,4 @@
-"""Host names in the addresses of daemons that a pod has."""
+"""Addresses of daemons that contain the name of a host, as a pod has them."""
 
 import socket
 import time

@@ -15,7 +15,7 @@ from affinityd.topology.model import Node
 from tests.support import nri
 from tests.support.machines.facts import machine
 
-A100 = machine("dgx-a100")  # GPUs 0 and 1 are on node 3, 2 and 3 on node 1: 16 cores each
+A100 = machine("dgx-a100")  # GPUs 0-1 are on node 3, GPUs 2-3 on node 1; a node has 16 cores
 GPUS = tuple(replace(gpu, uuid=f"GPU-{gpu.index}", minor=gpu.index) for gpu in A100.gpus)
 NODE = Node(replace(A100, gpus=GPUS))
 NEAR_0 = "48-63,176-191"

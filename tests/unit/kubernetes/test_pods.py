@@ -1,4 +1,4 @@
-"""Answers of kubelet, the containers that they tell for processes, and when kubelet is asked."""
+"""Kubelet's answers, the containers of processes by these answers, and when kubelet is asked."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -72,7 +72,7 @@ def pod(name: str) -> bytes:
 
 
 class Kubelet:
-    """Kubelet's next answer, and how often it was asked."""
+    """Kubelet's next answer, and how often kubelet was asked."""
 
     def __init__(self) -> None:
         self.answer: bytes | Exception = b""
@@ -221,7 +221,7 @@ def test_mig_instances_tell_containers_of_a_gpu_apart(
     assert named(its, containers=containers) == [expected]
 
 
-def test_a_container_matches_one_pod_unless_the_other_process_is_a_known_daemon() -> None:
+def test_two_pods_on_a_gpu_match_no_container_unless_one_has_only_a_known_daemon() -> None:
     train, monitor = in_pod(0), in_pod(0, uid=POD.replace("0d6f", "1d6f"), pid=101)
     containers = (given("train", "GPU-0"),)
     assert named(train, monitor, containers=containers) == [None, None]
@@ -240,7 +240,7 @@ def test_containers_that_the_runtime_names_need_no_match() -> None:
     names = named(its, other, third, containers=containers, known=known)
     assert names == ["shared-a", "shared-b", None], "the third is neither of the two"
     one = named(its, other, containers=containers, known={"a" * 64: containers[0]})
-    assert one == ["shared-a", "shared-b"], "it is the one that is left"
+    assert one == ["shared-a", "shared-b"], "the other container is left for the other process"
 
 
 def test_the_runtime_names_containers_that_kubelet_does_not_list(kubelet: Kubelet) -> None:
@@ -259,7 +259,7 @@ def test_the_runtime_names_containers_that_kubelet_does_not_list(kubelet: Kubele
 
 
 def test_gpus_are_reserved_by_containers_that_the_runtime_names(kubelet: Kubelet) -> None:
-    kubelet.answer = pod("waits")  # kubelet goes on to list a pod that has ended
+    kubelet.answer = pod("waits")  # kubelet still lists a pod that has ended
     pods = KubeletPods(SOCKET)
     assert pods.name(NODE, [], {"a" * 64: ("team", "waits", "main")}).reserved == {
         ("nvidia", 0): "pod team/waits"

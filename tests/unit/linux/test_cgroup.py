@@ -15,7 +15,7 @@ DEEP = "user" + "/d" * (MOST_LEVELS - 1)
 EFF, CPUS = "cpuset.cpus.effective", "cpuset.cpus"  #: the CPUs in effect, and those set
 NAMES = {"EFF": EFF, "CPUS": CPUS, "DEEP": DEEP}
 
-#: The mounts of the tables: file system, what is shown of it, where, its controller.
+#: The mounts of the tables: `FILE_SYSTEM FOLDER_SHOWN MOUNT_POINT [CONTROLLERS]`.
 MOUNTS = {
     "v1": "cgroup / /cg cpuset",
     "v2": "cgroup2 / /cg",
@@ -53,16 +53,16 @@ def test_the_cpuset_of_a_process_is_found(
 ) -> None:
     root = written(tmp_path, cgroups, mounts, files)
     assert cpuset_of(PID, root) == (parse_list(expected) if expected else None)
-    assert cpuset_of(PID + 1, root) is None  # it is not there
+    assert cpuset_of(PID + 1, root) is None  # there is no such process
 
 
 @pytest.mark.parametrize(
     ("cgroups", "mounts", "files", "expected"),
     rows(f"""
-    v2: the lowest for which some were | 0::/j/s | v2 | j/{CPUS}=0-7; j/s/{CPUS}=; j/s/{EFF}=7 | /j
+    v2: the lowest with chosen CPUs | 0::/j/s | v2 | j/{CPUS}=0-7; j/s/{CPUS}=; j/s/{EFF}=7 | /j
     v2: a slice above the job | 0::/slice/job | v2 | slice/{CPUS}=0-3; slice/job/{CPUS}= | /slice
-    v2: none were chosen | 0::/job | v2 | job/{EFF}=0-7 |
-    v1: the root's; the job has other cgroups | 5:freezer:/job 3:cpuset:/ | v1 | {CPUS}=0-7 | /
+    v2: no CPUs were chosen | 0::/job | v2 | job/{EFF}=0-7 |
+    v1: the root; the job has other cgroups | 5:freezer:/job 3:cpuset:/ | v1 | {CPUS}=0-7 | /
     """),
 )
 def test_the_cgroup_that_confines_a_process_is_found(

@@ -19,7 +19,7 @@ from tests.support.machines.sysfs_tree import put
         ("A=1\0B=2\0", {"A": "1", "B": "2"}),
         ("A=1\0A=2\0", {"A": "1"}),
         ("A=1\0\0B=\0", {"A": "1", "B": ""}),  # `env -i '' …` can make an empty entry
-        ("ray::Worker\0\0\0\0", {}),  # a title
+        ("ray::Worker\0\0\0\0", {}),  # a title, no environment
     ],
 )
 def test_an_environment_is_read_entry_by_entry(

@@ -1,4 +1,4 @@
-"""Built-in machines: a plan sees what their sources publish."""
+"""Built-in machines have what their sources publish."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The picture of a machine: every part once, at its place, with a plan's marks."""
+"""The picture of a machine has every part once, at its place, and a plan's marks."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -98,7 +98,7 @@ async def answered(
     headers: Mapping[str, str] = MappingProxyType({}),
     peer: Peer | None = None,
 ) -> tuple[int, str]:
-    """Return the status and text of GET PATH?gpus=0 from a daemon's app, even if it raises."""
+    """Return the status and text of the app's answer to GET, even if the app raises an error."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:  # noqa: ANN401 - as ASGI has it

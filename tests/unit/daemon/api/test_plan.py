@@ -1,4 +1,4 @@
-"""From the parts of a request to its answer, and the replies that are kept."""
+"""Answers of `GET /plan` to requests, and the replies that the daemon keeps."""
 
 import json
 import tracemalloc
@@ -51,7 +51,7 @@ def test_a_rank_gets_the_same_answer_whichever_rank_asked_first(mode: str) -> No
         answer_to(A100, queries[0].replace(b"rank=0", b"rank=4"))
 
 
-def test_a_stated_cpuset_may_exceed_the_mask_but_not_the_cgroup_s() -> None:
+def test_a_stated_cpuset_may_exceed_the_mask_but_not_the_cgroup_s_cpuset() -> None:
     wide = {"mode": "node", "gpus": "0", "mask": "48-49", "may_use": "48-55"}
     reply = ask(A100.topology, **wide, cpuset="0-63")
     assert (format_list(reply.allowed), reply.source) == ("48-55", "request")

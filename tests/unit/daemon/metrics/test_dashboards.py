@@ -37,7 +37,7 @@ def exported() -> set[str]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Yield each query, after its place as an error message names it."""
+    """Yield the place of each query, as an error message names it, and the query."""
     for path in (CHART / "dashboards").iterdir():
         document: Mapping[str, Any] = json.loads(path.read_text())
         rows = [panel for panel in document["panels"] if panel["type"] == "row"]

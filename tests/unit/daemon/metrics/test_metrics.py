@@ -1,4 +1,4 @@
-"""The metrics of a scan: GPUs, and jobs with rows of their own."""
+"""The metrics of a scan: those of GPUs, and those of jobs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def scanned(*audits: Audit, node: Node | None = None, job_series: int = 0) -> Me
 
 
 def samples(lines: list[str], name: str, gpu: str | None = None) -> dict[str, float]:
-    """Return a metric's samples of one GPU: the values of the labels that distinguish them."""
+    """Return a metric's samples of one GPU, by the values of their other labels."""
     found = {}
     for line in lines:
         if row := re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line):
@@ -141,7 +141,7 @@ def test_a_scan_is_described_by_these_metrics(
     assert samples(scraped(before, audit), name, gpu) == values
 
 
-def test_refusals_of_plans_start_at_0_so_that_rate_sees_the_first_ones() -> None:
+def test_counts_of_refusals_start_at_0_so_that_rate_sees_the_first_refusal() -> None:
     plans = samples(told(Metrics(KnownNode(), lambda: None)), "plans_total")
     statuses = {str(error.status) for error in vars(errors).values() if is_refusal(error)}
     assert plans == {f"job,,,{status}": 0 for status in statuses - {"500"}}
@@ -206,7 +206,7 @@ def test_jobs_have_metrics_up_to_the_limit() -> None:
     assert not [line for line in scraped(audit) if "affinityd_job_" in line]
     own, other = ",1,,,slurm", ",other,,,"
     born = samples(scraped(audit, job_series=1), "job_cpu_seconds_total")
-    assert born == {own: 0, other: 0}, "a rate sees the first seconds only so"
+    assert born == {own: 0, other: 0}, "else a rate would miss the first seconds"
     ended = Audit(MACHINE, scan(far, train, time=1700000015.0))
     lines = scraped(audit, ended, job_series=1)
     assert samples(lines, "job_gpus") == {own: 1, other: 1}
@@ -269,7 +269,7 @@ def test_shared_counters_never_fall_when_jobs_end() -> None:
     assert (row.job, row.time) == (OTHERS, CpuTime(8, 4))
 
 
-def test_jobs_count_even_if_scans_are_as_far_apart_as_ended_jobs_are_kept() -> None:
+def test_time_of_jobs_counts_even_if_jobs_could_be_forgotten_between_two_scans() -> None:
     series = JobSeries(1)
     for scans in range(3):
         rows = series.scanned(ran(1000 + scans * ENDED_JOBS_KEPT, {ONE: 1}))
@@ -285,7 +285,7 @@ NEAR_ITS_GPU, ON_BOTH = process(job=ONE), process(job=ONE, gpu=GPU1)
 ON_HIDDEN = process(job=TWO)
 SHARES = process(job=TWO, cause="mask", placement="remote", gpu=GPU1)
 HIDDEN = {GPU0: "hidden"}
-Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a mismatch
+Held = tuple[float, dict[str, float]]  #: seconds of GPUs: in total, and by cause of a mismatch
 
 
 @pytest.mark.parametrize(

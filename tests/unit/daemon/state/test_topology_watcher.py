@@ -30,14 +30,14 @@ FEWER = replace(WHOLE, cores=WHOLE.cores[1:])
 
 
 class StandIn(Machine):
-    """A machine whose next reading, sentinels and faults a test sets."""
+    """A machine; a test sets its next reading, its sentinels and its faults."""
 
     def __init__(self, folder: Path) -> None:
         self.online_file = f"{folder}/online"
         self.set_online("0-223")
         self.topology = WHOLE
         self.failing = ""  # a file that cannot be read
-        self.passing: list[Topology] = []  # each read once
+        self.passing: list[Topology] = []  # readings that come before `topology`, once each
         self.seen_drivers = "550"
         self.seen_ports = (("mlx5_0", True),)
         self.silent = False
@@ -69,7 +69,7 @@ class StandIn(Machine):
 
 
 class Watched(StandIn):
-    """A stand-in, its watcher, and the file that it publishes."""
+    """A stand-in, its watcher, and the file that the watcher publishes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -86,7 +86,7 @@ class Watched(StandIn):
 async def watching(folder: Path) -> AsyncIterator[Watched]:
     """Yield a watched stand-in, from the first reading on."""
     watched = Watched(folder)
-    (folder / ".node.json.a1b2c3d4").write_text("{")  # of a daemon that was killed
+    (folder / ".node.json.a1b2c3d4").write_text("{")  # left by a daemon that was killed
     task = asyncio.create_task(watched.watcher.watch())
     await watched.is_published(1)
     yield watched
@@ -171,7 +171,7 @@ async def test_cpus_that_go_offline_are_read_once_without_waiting_for_a_hanging_
         assert (watched.read_times, watched.watcher.node.generation) == (3, 2)
 
 
-async def test_a_changed_driver_is_queried_and_a_silent_one_again_after_a_while(
+async def test_a_changed_driver_is_queried_and_a_silent_driver_is_queried_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watching(tmp_path) as watched:
@@ -196,7 +196,7 @@ async def test_a_user_who_names_unknown_mig_instances_does_not_delay_other_users
             assert watched.asked - before == readings
 
 
-async def test_scans_start_after_the_first_reading_and_repeat_although_no_thread_starts() -> None:
+async def test_scans_start_after_the_first_reading_and_go_on_after_a_lack_of_threads() -> None:
     known, scans = KnownNode(), list[Topology]()
     scanning = asyncio.create_task(scan_regularly(scans.append, known, every=0.02))
     await asyncio.sleep(0.06)
