@@ -1,4 +1,4 @@
-"""Data flows one way: which folder may import which, and which packages the base may import."""
+"""Which folders may import from which, and which modules may import third-party packages."""
 
 import ast
 import sys
@@ -98,7 +98,7 @@ def test_no_import_is_circular() -> None:
     for above, below in EDGES:
         folders.setdefault(above, set()).add(below)
     for edges in (folders, INSIDE):
-        TopologicalSorter(edges).prepare()  # raises CycleError, which names them
+        TopologicalSorter(edges).prepare()  # raises CycleError, which names the modules
 
 
 def test_third_party_packages_are_imported_only_by_the_daemon() -> None:

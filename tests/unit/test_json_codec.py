@@ -110,7 +110,7 @@ EMPTY = "not JSON: Expecting value: line 1 column 1 (char 0)"
         *(("[]", "is [], not an object"), ("[" * 100_000, "is nested too deeply")),
         (b"\xff", r"is b'\xff', not JSON: "),
     ],
-    ids=["no JSON", "another JSON", "without an end", "no UTF-8"],
+    ids=["no JSON", "a list", "too deep", "no UTF-8"],
 )
 def test_a_text_that_is_no_document_is_refused_in_one_line(text: str | bytes, said: str) -> None:
     with pytest.raises(ValueError, match=r"\A.+\Z") as caught:

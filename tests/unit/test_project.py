@@ -61,7 +61,7 @@ COMPARED = (REPOSITORY / "bench/machines.md").read_text()
 
 
 def right_answers(tool: str) -> str:
-    """Return `253 of 422`, by the comparison of tools."""
+    """Return how often a tool was right in the comparison of tools, like `253 of 422`."""
     row = rf"^\| {tool} \|.*?\| (\d+) \| (\d+) \|"
     questions, right = re.findall(row, COMPARED, re.MULTILINE)[0]
     return f"{right} of {questions}"
@@ -125,7 +125,7 @@ def defined(text: str, module: object) -> dict[str, Any]:
     return names
 
 
-def test_the_example_of_a_mode_gives_every_rank_the_last_core(
+def test_the_example_of_a_mode_gives_every_rank_the_last_core_of_its_gpu_s_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(MODES, "last", defined(MODE, modes)["MODES"]["last"])

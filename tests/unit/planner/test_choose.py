@@ -1,4 +1,4 @@
-"""Which GPUs for given CPUs, compared with all possible assignments on small machines."""
+"""GPUs chosen for given CPUs, compared with all possible assignments on small machines."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -21,7 +21,7 @@ Chosen = tuple[tuple[int, ...], ...]
 def distances(
     topology: Topology, ranks: Sequence[CpuSet], gpus: Sequence[Gpu]
 ) -> list[list[Fraction]]:
-    """Return each rank's distance to each GPU, by its definition."""
+    """Return each rank's distance to each GPU, by the definition of distance."""
     rows: list[list[Fraction]] = []
     for cpus in ranks:
         rows.append([])
@@ -38,7 +38,7 @@ def distances(
 
 
 def cost(apart: list[list[Fraction]], chosen: Chosen) -> tuple[Fraction, int, Chosen]:
-    """Return a key that is lower for a better answer: distance, crowded GPUs, then the list."""
+    """Return a key that is lower for a better answer: distance, then crowding, then the list."""
     pairs = [(rank, place) for rank, places in enumerate(chosen) for place in places]
     used = [place for _, place in pairs]
     total = sum((apart[rank][place] for rank, place in pairs), Fraction(0))

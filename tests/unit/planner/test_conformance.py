@@ -1,4 +1,4 @@
-"""Answers of public planners on the same machines: tests/data/conformance."""
+"""Plans equal the answers of public planners that tests/data/conformance records."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ CASES: dict[str, Any] = json.loads((HERE / "cases.json").read_text())
 VISIBLE: dict[str, Any] = json.loads((HERE / "visible.json").read_text())
 
 VENDORS = {"0x10de": "nvidia", "0x19e5": "huawei"}
-#: A parameter's name in a case → its name in a request.
+#: The parameters of a case, which have the same names in a request.
 PARAMETERS = (
     *("mode", "scope", "multithreading", "balanced", "cpuset"),
     *("min_physical_cores", "max_physical_cores"),

@@ -14,7 +14,7 @@ from tests.support.tables import cases, words
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_only_in_a_unique_mode_do_ranks_share_no_cpu(mode: str) -> None:
+def test_ranks_share_cpus_unless_the_mode_is_unique(mode: str) -> None:
     ranks = ask(machine("dgx-1v"), gpus="0,1,2", mode=mode, share="requested").ranks
     is_unique = sum(len(rank.cpus) for rank in ranks) == len({*chain(*(it.cpus for it in ranks))})
     assert is_unique == MODES[mode].unique
@@ -25,7 +25,7 @@ NODES = {
     "seven": made({0: "0-6"}, gpus=[0, 0, 0]),
     # Four caches of four cores, two CPUs a core: CPUs 0-15, siblings 16-31.
     "caches": made({0: "0-31"}, threads=2, cores_per_llc=4),
-    # Two caches: of the even CPUs, and of the odd ones.
+    # One cache has the even CPUs, and another the odd CPUs.
     "odd": replace(
         made({0: "0-3"}, gpus=[0, 0]),
         cores=tuple(Core((cpu,), 0, 0, None, llc=cpu % 2) for cpu in range(4)),

@@ -1,4 +1,4 @@
-"""Plans: partners, cuts, minimums, memory, home nodes, reasons, added CPUs, and what is refused."""
+"""Plans on small machines: their CPUs, home nodes, threads, reasons, warnings and refusals."""
 
 from dataclasses import replace
 
@@ -13,13 +13,13 @@ from tests.support.tables import cases, rows, words
 
 NODES = {
     "pair": made({0: "0-3", 1: "4-7"}),
-    # Three near cores, six far cores: core 0 brings 3 and 6, core 1 4 and 7, core 2 5 and 8.
+    # Three near and six far cores: core 0 brings 3 and 6, 1 brings 4 and 7, 2 brings 5 and 8.
     "three": made({0: "0-2", 1: "3-8"}, gpus=[0, 0]),
     # A package of five cores, two of them near: core 0 brings 2 and 4, core 1 brings 3.
     "ragged": made({0: "0-1", 1: "2-4"}, gpus=[0, 0]),
-    # One node over two packages whose CPU numbers alternate; node 1 has a core of the first.
+    # Node 0 is on two packages whose CPU numbers alternate; node 1 has a core of package 0.
     "astride": made({0: "0-7", 1: "8"}, gpus=[0, 0], packages={0: "0-6:2,8", 1: "1-7:2"}),
-    # Node 0 has a core of both packages, nodes 1 and 2 are of one package each.
+    # Node 0 has a core of each package; nodes 1 and 2 are on one package each.
     "bridge": made(
         {0: "0,4", 1: "1-3", 2: "5-7"},
         packages={0: "0-3", 1: "4-7"},
@@ -110,22 +110,22 @@ OUTSIDE = {0: "0-7"}
         (made(BARREN, gpus=[2] * 4, distances=EVEN_ROWS), "", [0, 1, 0, 1]),
         # Ranks without a choice are placed first.
         (made(BARREN, gpus=[2, 0, 0], distances=EVEN_ROWS), "", [1, 0, 0]),
-        (made(BARREN, gpus=[2, 2], distances=EVEN_ROWS), "gpus=1,0", [0, 1]),  # in ranks' order
+        (made(BARREN, gpus=[2, 2], distances=EVEN_ROWS), "gpus=1,0", [0, 1]),  # in rank order
         (made(BARREN, gpus=[2, 2], distances=[("0", "2", 30)]), "", [0, 0]),  # missing: farthest
         (made(BARREN, gpus=[2, 2]), "", [0, 1]),  # all distances are missing: equally far
         (made(TWO, gpus=[None] * 3), "", [0, 1, 0]),  # unknown GPUs are spread
         (made(TWO, gpus=[None, 0, None]), "", [1, 0, 0]),  # to the node with fewest ranks
         (made(TWO, gpus=[None, None]), "cpuset=4-7", [1, 1]),  # only nodes with allowed CPUs
         (made(TWO, gpus=[0, None]), "gpus=0,0,1,1,1,1,1", [0, 0, 1, 1, 0, 1, 0]),  # repeats count
-        # CPUs in no node count as a node for unknown GPUs, last among the farthest; they are home
-        # if no other CPU is allowed.
+        # For GPUs of unknown place the CPUs in no node count as a node, the last of the farthest
+        # nodes. That node is a home if no other CPU is allowed.
         (made({0: "0-3"}, gpus=[0, None], packages=OUTSIDE), "", [0, None]),
         (
             made(BARREN, gpus=[2], packages={0: "0-11"}, distances=[("1", "2", 99)]),
             *("cpuset=0-3,8-11", [0]),
         ),
         (made({0: "0-3"}, packages=OUTSIDE), "cpuset=4-7", [None]),
-        # Node 4 is 65 from all, node 7 is 65 from 0 and 1 and 79 from 3.
+        # Node 4 is 65 from all nodes; node 7 is 65 from nodes 0 and 1, and 79 from node 3.
         (machine("uv2000"), "cpuset=0-15,24-31", [0, 1]),
     ],
 )
@@ -144,14 +144,14 @@ TIED = {
     "both": made(FOUR, gpus=[0, 3], distances=FAR_ROWS),
     "nowhere": made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2, 2]),
     "unknown": made(FOUR, gpus=[None, 0], distances=FAR_ROWS),
-    # CPU numbers alternate between the nodes; each has a package of its own.
+    # CPU numbers alternate between the nodes; each node has a package of its own.
     "odd": made({0: "0-6:2", 1: "1-7:2"}, gpus=[None], packages={0: "0-6:2", 1: "1-7:2"}),
     "packages": made(FOUR, gpus=[3], packages={0: "0-3,8-9", 1: "4-7,10-11"}, distances=FAR_ROWS),
 }
 
 
 @pytest.mark.parametrize(("name", "asked", "expected"), cases("plans/equally_near_nodes.tsv"))
-def test_ranks_that_share_have_all_nodes_that_are_equally_near(
+def test_ranks_in_sharing_modes_have_the_cpus_of_all_equally_near_nodes(
     name: str, asked: str, expected: str
 ) -> None:
     reply = ask(TIED[name], **words(f"mode=node {asked}"))
@@ -191,12 +191,12 @@ def test_a_reason_names_the_source_of_the_gpu_s_node() -> None:
     assert rank.reasons[:2] == ("GPU 0 is on NUMA node 0 (by NVML)", "only node 1 has CPUs")
 
 
-#: Two nodes of four CPUs, a GPU on the first.
+#: Two nodes of four CPUs; the first has a GPU.
 PAIR = made({0: "0-3", 1: "4-7"})
 WIDENED = {
     "pair": PAIR,
     "both": made({0: "0-3", 1: "4-7"}, gpus=[0, 1]),
-    # Node 1 is nearer to node 0 than node 2 is; cores of two CPUs: 0 and 6, 1 and 7, …
+    # Node 2 is nearer to node 0 than node 1 is. Each core has two CPUs: 0 and 6, 1 and 7, …
     "chain": made(
         {0: "0-1,6-7", 1: "2-3,8-9", 2: "4-5,10-11"},
         threads=2,

@@ -50,7 +50,7 @@ def test_a_rank_has_allowed_cpus_of_whole_cores_of_its_domain(question: Question
 
 
 def nearest_to(topology: Topology, gpu: Gpu, cpus: CpuSet) -> set[int | None]:
-    """Return the nodes of these CPUs that are nearest to a GPU; if its place is unknown, all."""
+    """Return the nodes of these CPUs that are nearest to a GPU, or all if its place is unknown."""
     nodes = {core.node for core in topology.cores if not cpus.isdisjoint(core.cpus)}
     if gpu.numa_node is None:
         return nodes
@@ -62,7 +62,7 @@ def nearest_to(topology: Topology, gpu: Gpu, cpus: CpuSet) -> set[int | None]:
 
 
 @given(questions())
-def test_the_home_node_is_nearest_and_modes_that_share_take_all_ties(question: Question) -> None:
+def test_home_nodes_are_nearest_and_sharing_modes_use_all_nearest_nodes(question: Question) -> None:
     topology, reply = question.topology, question.answered()
     mode, options = MODES[reply.request.options.mode], reply.request.options
     for rank in reply.ranks:
@@ -142,7 +142,7 @@ def test_the_same_request_has_the_same_answer(question: Question) -> None:
         assert question.ask(cpuset="0-4095").plan == online.plan
 
 
-CPUS = st.integers(1, 9).map(str)  #: that each rank asks for
+CPUS = st.integers(1, 9).map(str)  #: the number that each rank asks for
 
 
 @given(questions(), CPUS | st.none())

@@ -110,7 +110,7 @@ def test_a_rank_with_only_slow_cores_is_warned_if_faster_ones_are_allowed(
         assert warned == expected
 
 
-# Jobs that do not know of each other.
+# Two jobs that do not know of each other.
 
 
 Jobs = tuple[Question, Question]
@@ -168,7 +168,7 @@ def test_jobs_with_disjoint_cpusets_have_disjoint_cpus(jobs: Jobs, data: st.Data
     halves = (format_list(cpus), format_list(online - cpus))
     replies = [job.try_to_ask(cpuset=half) for job, half in zip(jobs, halves, strict=True)]
     cpu_sets = [reply.cpus for reply in replies if isinstance(reply, Reply)]
-    event(f"{len(cpu_sets)} of them have CPUs")
+    event(f"{len(cpu_sets)} of the jobs have CPUs")
     assert len(frozenset().union(*cpu_sets)) == sum(map(len, cpu_sets))
 
 

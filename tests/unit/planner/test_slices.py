@@ -1,4 +1,4 @@
-"""The deal of a Slurm step: tasks exchange far CPUs, and each keeps its number of CPUs."""
+"""Tasks of a Slurm step exchange far CPUs, and each task keeps its number of CPUs."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -25,17 +25,17 @@ NEAR = {"0": parse_list("0-15"), "1": parse_list("16-31"), "-": None}
     [
         pytest.param("0 0", "0-3 4-7", "0-3 4-7", id="near slices stay"),
         pytest.param("1 0", "0-3 16-19", "16-19 0-3", id="whole slices are exchanged"),
-        pytest.param("1 1 0", "0-3 4-7 16-19", "16-19 4-7 0-3", id="the first task takes first"),
-        pytest.param("1 0", "0-3 16-17", "2-3,16-17 0-1", id="as many as are near"),
+        pytest.param("1 1 0", "0-3 4-7 16-19", "16-19 4-7 0-3", id="the first task chooses first"),
+        pytest.param("1 0", "0-3 16-17", "2-3,16-17 0-1", id="as many CPUs as are near"),
         pytest.param("1 0", "0-1,16 2,18-19", "16,18-19 0-2", id="the near part is kept"),
         pytest.param("1 1 0 0", "0-5 6-7 16-17 18-23", "18-23 16-17 6-7 0-5", id="equal sizes"),
         pytest.param("1 - 0", "0-1 2-3 16-17", "16-17 2-3 0-1", id="an unknown place stays out"),
         pytest.param("1 0 0", "0-3 4-5 16-19", "16-19 4-5 0-3", id="a near task stays out"),
-        pytest.param("1 1", "0-3 4-7", "0-3 4-7", id="no near CPU is there"),
+        pytest.param("1 1", "0-3 4-7", "0-3 4-7", id="no slice has near CPUs"),
         pytest.param("1 1", "3,5 4", "4-5 3", id="a whole core before halves of two"),
         pytest.param("1 1 0", "4-7 0-3 16-17", "4-5,16-17 2-3,6-7 0-1", id="far CPUs become near"),
         pytest.param(
-            "1 1 0 0", "0-3 4-7 16-17 18-19", "4-5,16-17 6-7,18-19 0-1 2-3", id="cores in turns"
+            "1 1 0 0", "0-3 4-7 16-17 18-19", "4-5,16-17 6-7,18-19 0-1 2-3", id="tasks take turns"
         ),
     ],
 )
@@ -102,14 +102,14 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 @given(steps())
-def test_every_task_keeps_its_number_of_cpus_and_none_is_another_s(step: Step) -> None:
+def test_every_task_keeps_its_number_of_cpus_and_no_tasks_share_one(step: Step) -> None:
     dealt = deal(step.slices, step.near, step.cores, step.fixed)
     assert [len(cpus) for cpus in dealt] == [len(cpus) for cpus in step.slices]
     assert frozenset().union(*dealt) == frozenset().union(*step.slices)
 
 
 @given(steps())
-def test_slices_near_or_of_unknown_place_stay_and_fixed_cpus_too(step: Step) -> None:
+def test_near_cpus_fixed_cpus_and_tasks_of_unknown_place_are_left_alone(step: Step) -> None:
     dealt = deal(step.slices, step.near, step.cores, step.fixed)
     for before, after, near in zip(step.slices, dealt, step.near, strict=True):
         if near is None or before <= near:

@@ -1,4 +1,4 @@
-"""GPUs of ranks, chosen by their CPUs or assumed: each rank asks alone, and the answers agree."""
+"""GPUs that are chosen by ranks' CPUs, or assumed: ranks ask alone, and the answers agree."""
 
 from dataclasses import replace
 
@@ -112,7 +112,7 @@ def test_a_rank_gets_its_gpus_in_its_own_numbering() -> None:
     assert all(render(reply, form) for form in ("json", "map_gpu"))
 
 
-def test_ranks_with_several_gpus_each_number_their_own() -> None:
+def test_all_gpus_of_a_rank_have_the_number_of_the_rank() -> None:
     reply = reply_of("mi250x", 1, ["0-127", "0-127"], NAMES["MPI"])
     assert [(rank.rank, rank.gpu.index) for rank in reply.ranks] == [
         (1, gpu) for gpu in range(4, 8)

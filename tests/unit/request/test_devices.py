@@ -124,7 +124,7 @@ def test_a_text_that_names_no_device_is_malformed(entry: str) -> None:
         ("vendors", "gpus=0", False),  # each vendor counts its own GPUs
     ],
 )
-def test_an_index_is_ambiguous_on_mixed_models_unless_uuids_number_it(
+def test_an_index_on_mixed_models_is_ambiguous_unless_a_list_of_uuids_numbers_it(
     node: str, asked: str, warned: bool
 ) -> None:
     assert ("ambiguous_index" in codes(ask(NODES[node], **words(asked)))) == warned
@@ -137,7 +137,7 @@ def test_an_index_is_certain_if_all_models_have_the_same_near_cpus() -> None:
     assert "AFFINITYD_GPUS=\n" in render(reply, "shell")
 
 
-def test_two_equal_chips_are_not_mixed_if_the_driver_names_only_one() -> None:
+def test_equal_chips_are_one_model_even_if_only_one_has_a_model_name() -> None:
     one, other = EIGHT.gpus[:2]
     pair = (replace(one, model="A100", pci_id="10de:20b0"), replace(other, pci_id="10de:20b0"))
     assert codes(ask(replace(EIGHT, gpus=pair), LOCAL_RANK="1")) == []
@@ -170,7 +170,7 @@ def named(index: int, uuid: str | None) -> ComputeDevice:
     return ComputeDevice(Gpu(index, "nvidia", "0000:00:00.0", None, uuid=uuid))
 
 
-#: 0 and 1 have the beginning of their UUIDs in common; 3 has none.
+#: The UUIDs of GPUs 0 and 1 begin alike; GPU 3 has no UUID.
 GPUS = (named(0, "GPU-aa01"), named(1, "GPU-aa02"), named(2, "GPU-bb03"), named(3, None))
 INSTANCES = (ComputeDevice(GPUS[0].gpu, "MIG-cc04"), ComputeDevice(GPUS[0].gpu, "MIG-cc05"))
 EVERYTHING = (*GPUS, *INSTANCES)
@@ -195,7 +195,7 @@ def test_blanks_before_indices_are_skipped_and_indices_have_the_size_of_a_long()
     assert (seen(above), seen("0," + "0" * 5000 + "1")) == ([], [0, 1])
 
 
-def test_a_list_of_uuids_is_certain_and_a_list_of_indices_only_if_its_source_is() -> None:
+def test_a_list_of_uuids_is_certain_but_indices_are_as_doubtful_as_their_source() -> None:
     doubtful = GIVEN._replace(doubt=Doubt("of the order", frozenset()))
     by_name = ("GPU-bb", "MIG-cc04", "ROCR_VISIBLE_DEVICES=GPU-bb;HIP_VISIBLE_DEVICES=0")
     assert not any(read_visible(value, doubtful).doubt for value in by_name)

@@ -57,8 +57,8 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(environ: str, mask: str, cpu
 
 
 #: Variables in tests/data/local_ranks.tsv. BATCH: a job's script, whose programs inherit them
-#: (Slurm 22.05). STEP: srun's task 5 of 3 + 3, on the second node. HELPER: srun starts only a lone
-#: task, or another launcher's helper.
+#: (Slurm 22.05). STEP: task 5 of srun, the last of the second node's three tasks. HELPER: the only
+#: task of srun on its node, which may be another launcher's helper.
 SAID = {
     "BATCH": (
         "SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_GTIDS=0 "

@@ -59,7 +59,7 @@ the request's cpuset      | cpuset=2-99 mask=0-3   | 2-3 request 0-3
 the node's by whose=node  | whose=node mask=0-3    | 0-7 node None
 """),
 )
-def test_the_allowed_cpus_have_a_source_and_the_cpuset(asked: str, allowed: str) -> None:
+def test_the_document_tells_the_source_of_the_allowed_cpus(asked: str, allowed: str) -> None:
     reply = document(ask(made({0: "0-7"}), **words(asked)))
     assert " ".join(map(str, reply["allowed"].values())) == allowed
 
@@ -88,7 +88,9 @@ def test_a_plan_in_the_shell_format_is_lines_of_variables(form: str) -> None:
     ("gpu_nodes", "worst"),
     [([0, 2], "local"), ([0, None], "unknown"), ([None, 1], "unknown"), ([0, 1], "remote")],
 )
-def test_a_plan_s_locality_is_its_worst_rank_s(gpu_nodes: list[int | None], worst: str) -> None:
+def test_a_plan_s_locality_is_that_of_the_worst_rank(
+    gpu_nodes: list[int | None], worst: str
+) -> None:
     topology = made({0: "0-3", 1: "4-7", 2: ""}, gpus=gpu_nodes)  # 0 and 1 are equally near to 2
     reply = ask(topology, mode="node", cpuset="0-3")
     assert reply.locality == worst

@@ -1,4 +1,4 @@
-"""Every numbering between a node and a process: its GPU is right, or reported as unknown."""
+"""With every numbering of GPUs, a process's GPU is right, or is reported as unknown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_a_process_gets_the_gpu_that_its_driver_means_or_none() -> None:
 
 
 def _wrong(case: Case) -> tuple[str, str, frozenset[str]] | None:
-    """Return the case and its outcome if that is wrong."""
+    """Return the case and its outcome if the outcome is wrong."""
     granted = {} if case.files is None else {"granted": ",".join(case.granted)}
     parameters = {"mode": "node", "AFFINITYD_CPUS": "none", **granted, **case.environ}
     reply = try_to_ask(case.topology, **parameters)

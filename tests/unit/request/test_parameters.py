@@ -107,7 +107,7 @@ def test_the_minimum_may_not_exceed_the_maximum() -> None:
     )
 
 
-# Lengths: the longest that is read, and one more.
+# Texts of the greatest length that is read, and longer ones.
 
 
 def read(name: str, text: str) -> Request:

@@ -1,4 +1,4 @@
-"""GPUs that sites assign by hand to their CPUs, and CPUs to their GPUs."""
+"""GPUs and CPUs that sites assign to each other by hand."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.support.tables import cases, words
 
 
 def topology_of(described: str) -> Topology:
-    """Return a named machine, or one of facts, as `threads=2 nodes=0-7/8-15 gpus=1,0`."""
+    """Return a named machine, or one with facts like `threads=2 nodes=0-7/8-15 gpus=1,0`."""
     if "=" not in described:
         return machine(described)
     facts = words(described)

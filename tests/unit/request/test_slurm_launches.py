@@ -35,7 +35,7 @@ PASSED = re.findall(
 
 
 def plan_of_task(facts: Mapping[str, Any], mask: CpuSet, **variables: str) -> Reply | None:
-    """Return the answer to task_prolog.sh's query; None: the mask stays."""
+    """Return the answer to task_prolog.sh's query, or None if the mask stays."""
     environ = {**facts["env"], **variables}
     pairs = [("format", "shell"), ("cpuset", format_list(mask))]
     pairs.append(("granted", ",".join(f"minor:{minor}" for minor in facts["devices"])))
@@ -129,7 +129,7 @@ def test_a_slice_stays_if_the_gpus_of_other_tasks_are_unknown(
 
 @pytest.mark.parametrize("mode", ["unique_contiguous", "socket", "core_complex"])
 @pytest.mark.parametrize("launch", LAUNCHES, ids=[launch["launch"] for launch in LAUNCHES])
-def test_in_no_mode_do_tasks_share_cpus_that_slurm_had_separated(
+def test_tasks_share_no_cpus_that_slurm_had_separated_whatever_the_mode(
     launch: Mapping[str, Any], mode: str
 ) -> None:
     tasks = launch["tasks"]

@@ -32,7 +32,7 @@ class Step:
     topology: Topology
     job: Sequence[int]
     seen: Sequence[Sequence[int]]  #: the GPUs that each task sees
-    slices: Sequence[CpuSet]  #: of each task; a single one: Slurm bound no task
+    slices: Sequence[CpuSet]  #: one for each task, or a single one if Slurm bound no task
     mode: str = "node"
     is_noted: bool = True
     variables: str = ""
@@ -67,7 +67,7 @@ class Step:
 def step(described: str) -> Step:
     """Return a step on a DGX A100, whose GPUs are in pairs on nodes 3, 1, 7 and 5.
 
-    `job=0-1 seen=0,1/0,1 slices=0-7/8-15 mode=node` and variables of its tasks.
+    The text is like `job=0-1 seen=0,1/0,1 slices=0-7/8-15 mode=node`; variables may follow.
     """
     facts = words(described)
     seen = [[*map(int, gpus.split(","))] for gpus in facts.pop("seen").split("/")]
@@ -111,8 +111,8 @@ def test_if_a_unique_mode_is_impossible_mode_node_and_a_warning_replace_it(
 @pytest.mark.parametrize(
     ("described", "expected", "part"),
     rows(f"""
-that are near none of the job's GPUs | job=0-1 seen=0/1 slices=16-23,48-55 | idle_cpus | 16-23
-none, where each is near one | job=0,2 seen=0/2 slices=16-23,48-55 | |
+CPUs that are near no GPU of the job | job=0-1 seen=0/1 slices=16-23,48-55 | idle_cpus | 16-23
+no warning, as all CPUs are near a GPU | job=0,2 seen=0/2 slices=16-23,48-55 | |
 the GPU of a task is assumed | job=0,2 seen=0,2/0,2 {BOTH} | assumed_gpu | the same 2 GPUs; task 1
 a slice without near CPUs | job=0-1 seen=0/1 slices=16-19/20-23 | remote_home | CPUs 20-23 is near
 """),
@@ -140,7 +140,7 @@ a narrowed pin | 48 | AFFINITYD_CPULIST=48-49 SLURM_CPU_BIND_LIST=0x3,0xc | narr
 few masks | 48-51 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf SLURM_GTIDS=0,1,2 | 2 masks for 3 tasks
 a listed mask outside the cpuset | 48-51 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf | has CPUs 0-3,
 the tasks are unknown | 48-51 | SLURM_CPU_BIND_LIST=0x3,0xc SLURM_GTIDS= | neither SLURM_GTIDS
-the user bound it to CPUs | 48-51 | SLURM_CPU_BIND_TYPE=map_cpu: | --cpu-bind=map_cpu,
+the user bound the task | 48-51 | SLURM_CPU_BIND_TYPE=map_cpu: | --cpu-bind=map_cpu,
 the user bound its memory | 48-51 | SLURM_MEM_BIND_TYPE=quiet,local | --mem-bind=quiet,local
 """),
 )
@@ -229,7 +229,7 @@ def steps(draw: st.DrawFn, modes: Sequence[str]) -> Step:
 
 @given(steps(UNIQUE))
 def test_in_a_unique_mode_no_two_tasks_with_gpus_of_their_own_share_a_core(drawn: Step) -> None:
-    """Except tasks with a warning that says so."""
+    """Tasks with a warning may share cores."""
     if len(drawn.seen) == 1:
         return
     first = {cpu: core.cpus[0] for core in drawn.topology.cores for cpu in core.cpus}
@@ -245,7 +245,7 @@ def test_in_a_unique_mode_no_two_tasks_with_gpus_of_their_own_share_a_core(drawn
 def test_tasks_with_slices_keep_their_number_of_cpus_and_share_none(
     drawn: Step,
 ) -> None:
-    """Except in single_unique, which gives one core of the slice."""
+    """Only single_unique gives fewer: one core of the slice."""
     replies = drawn.replies
     if len(drawn.slices) == 1 or len(drawn.seen) == 1:
         return

@@ -28,7 +28,7 @@ def read(environ: Mapping[str, str], stated: str = "") -> Request:
 
 
 def told(request: Request) -> str:
-    """Return the ranks of a request, unless they are the default."""
+    """Return the parts of a request that are not the default, as the tables write them."""
     process = request.task
     rank = "" if process.rank is None else format_list(process.rank)
     ranks = "" if process.ranks is None else f"/{process.ranks}"
@@ -86,7 +86,7 @@ def test_launcher_and_visible_devices_decide_which_ranks_divide_the_cores(
 a rank                        | {CUDA}=0      | rank=2    | rank=2
 ranks                         | {TORCHRUN}    | rank=0,1  | rank=0-1/4
 a rank, whatever is visible   | {SRUN} {ONE}  | rank=1    | {SECOND}
-GPUs, one a rank              | {SRUN} {ONE}  | gpus=4,5  | gpus=4,5 {SECOND}
+GPUs, one for each rank       | {SRUN} {ONE}  | gpus=4,5  | gpus=4,5 {SECOND}
 the job's GPUs                | {TORCHRUN}    | job=0,1   | {SECOND}
 a note of the job's GPUs      | {SRUN} {ONE}  | job=0,1   | job=0,1 task=1/4 of=4
 a container with one GPU      | {TORCHRUN} {ONE} | granted=minor:2 | {SECOND}
@@ -115,7 +115,7 @@ def test_the_default_mode_takes_no_cpus_away(stated: str, mode: str) -> None:
 def test_only_the_variable_of_the_vendor_with_granted_files_counts(granted: str, own: str) -> None:
     request = read(words(f"ROCR_VISIBLE_DEVICES=0 {CUDA}=1"), granted)
     assert request.task.visible == own
-    assert len({request}) == 1  # the key of the daemon's kept plans
+    assert len({request}) == 1  # it can be hashed: the daemon keeps plans by their requests
 
 
 def test_an_unbound_task_has_the_devices_of_its_step_or_else_its_job() -> None:

@@ -29,7 +29,7 @@ PACKAGES = {0: "0-7,16-23", 1: "8-15,24-31"}
 
 
 def node(*gpu_nodes: int | None) -> Topology:
-    """Return that machine with a GPU on each of these nodes, from /dev/nvidia0 on."""
+    """Return this machine with a GPU on each of these nodes; the first is /dev/nvidia0."""
     topology = made(NODES, gpus=gpu_nodes, threads=2, packages=PACKAGES)
     return replace(topology, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in topology.gpus))
 
@@ -127,7 +127,7 @@ OTHERS = f"""\
         (f"slurmd: {EXTRA}\n" * 2, (EXTRA,)),
         (OTHERS, ()),
     ],
-    ids=["no key", "no output", "an extra line", "lines about other things"],
+    ids=["an unknown key", "no output", "an extra line", "lines about other things"],
 )
 def test_an_error_about_gpus_is_kept_once(text: str, messages: tuple[str, ...]) -> None:
     assert parse(text, is_complete=FATAL not in text and bool(text)).messages == messages

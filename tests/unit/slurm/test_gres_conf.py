@@ -1,4 +1,4 @@
-"""A node's lines of gres.conf, in Slurm's numbers of cores."""
+"""A node's lines of gres.conf, which have Slurm's numbers of cores."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -40,7 +40,7 @@ def of_gpus(conf: GresConf) -> list[str]:
     return [line for line in conf.lines() if not line.startswith("#")]
 
 
-def test_the_lines_for_a_node_of_lumi() -> None:
+def test_the_lines_for_a_node_of_lumi_equal_the_golden_file() -> None:
     node = with_minors(machine("mi250x"), range(128, 136))
     assert GresConf(node).lines() == MI250X.splitlines()
     named = [f"NodeName=n1 {line}" for line in MI250X.splitlines() if line[0] != "#"]
@@ -67,7 +67,7 @@ BARREN = {0: "0-3", 1: "4-7", 2: ""}
 @pytest.mark.parametrize(
     ("node", "scope", "cores"),
     [
-        # Cores are counted and not their CPUs.
+        # The numbers are those of cores, not of CPUs.
         (ADJACENT, "node", ["4-7", "0-3"]),
         # A core has a number if one of its threads is online.
         (made(NODES_OF_TWO, [0, 1], threads=2, online="0,2-8,10-15"), "node", ["0-2", "3-6"]),
@@ -134,7 +134,7 @@ nothing is known   |                       | None None
 """),
 )
 def test_the_type_of_each_gpu_is_the_option_s_or_slurmctld_s(gres: str, kinds: str) -> None:
-    """`?`: undecided, and the reason is given."""
+    """`?` is a type that is not decided, for a reason that is given."""
     gpus = some_gpus(2)
     types = types_of(gpus, read_gres(gres) if gres else None)
     assert " ".join(f"{types.of.get(gpu.key, '?')}" for gpu in gpus) == kinds

@@ -83,7 +83,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def change(path: Path, **fields: object) -> None:
-    """Change some fields of a document, and remove others."""
+    """Change these fields of a document; remove those whose value is `...`."""
     data = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps({name: it for name, it in data.items() if it is not ...}))
 

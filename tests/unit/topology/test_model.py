@@ -1,4 +1,4 @@
-"""Questions that a plan asks about a machine: what is near GPUs, and where a mask is."""
+"""What is near the GPUs of a machine, and the placement of a mask."""
 
 import pickle
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def test_the_nearest_nodes_are_found(start: int | None, candidates: Nodes, neare
     [
         (machine("dgx-a100"), 3, 3),  # a node of unknown memory is taken to have some
         (machine("threadripper-2990wx"), 2, 2),
-        (machine("threadripper-2990wx"), 1, 0),  # without memory the nearest, then lowest
+        (machine("threadripper-2990wx"), 1, 0),  # without memory: the nearest node, then the lowest
         (machine("gh200x4"), 1, 1),  # GPU memory is no nearer than a node's own
         (machine("stray-cpus"), None, None),  # the CPUs of no node have no memory node
         (machine("gh200x4"), 12, 1),  # a GPU that the kernel puts onto its own memory's node
@@ -139,8 +139,8 @@ DGX = machine("dgx-a100")
         pytest.param(HIDDEN, "0", "0-3", "unknown", id="several packages, and no node is shown"),
         pytest.param(HIDDEN_IN_ONE, "0", "0-3", "local", id="one package, and no node is shown"),
         pytest.param(HALF_LOST, "0-1", "4-7", "unknown", id="a known and an unknown GPU"),
-        pytest.param(BARREN, "0", "4-7", "local", id="without CPUs the nearest node that has some"),
-        pytest.param(BARREN, "0", "0-3", "remote", id="without CPUs, a farther node"),
+        pytest.param(BARREN, "0", "4-7", "local", id="the nearest node that has CPUs"),
+        pytest.param(BARREN, "0", "0-3", "remote", id="a farther node that has CPUs"),
         pytest.param(BOTH, "0-1", "0-7", "local", id="GPUs on every node"),
         pytest.param(THREE, "0-1", "4-7", "local", id="the node of any of several GPUs"),
         pytest.param(STRAY, "0", "4-7", "remote", id="the CPUs of no node"),
@@ -156,15 +156,15 @@ def test_masks_have_placements(topology: Topology, gpus: str, mask: str, expecte
     ("topology", "said", "cpus", "memory", "far_memory"),
     [
         pytest.param(TWO, "GPU 0 is on node 1", "4-7", {1}, {0}, id="the GPU's node"),
-        pytest.param(BARREN, "GPU 0 is on node 2", "4-7", {1, 2}, {0}, id="the nearest with CPUs"),
-        pytest.param(LOST, "GPU 0 is on an unknown node", "", set(), set(), id="unknown"),
+        pytest.param(BARREN, "GPU 0 is on node 2", "4-7", {1, 2}, {0}, id="nearest node with CPUs"),
+        pytest.param(LOST, "GPU 0 is on an unknown node", "", set(), set(), id="an unknown node"),
         pytest.param(LONE, "GPU 0 is on node 1", "0-3", {0, 1}, set(), id="CPUs in one node"),
         pytest.param(GPU_MEMORY, "GPU 0 is on node 1", "4-7", {1}, {0}, id="memory of a GPU"),
         pytest.param(CXL, "GPU 0 is on node 1", "4-7", {1, 2}, {0}, id="memory without CPUs"),
         pytest.param(BEHIND_0, "GPU 0 is on node 1", "4-7", {1}, {0, 2}, id="behind other CPUs"),
         pytest.param(MEMORYLESS, "GPU 0 is on node 1", "4-7", {0}, {1}, id="a node without memory"),
         pytest.param(HALF_ONLINE, "GPU 0 is on node 1", "4-5", {1}, {0}, id="online CPUs alone"),
-        pytest.param(THREE, "GPUs 0-1 are on nodes 0-1", "0-7", {0, 1}, {2}, id="several"),
+        pytest.param(THREE, "GPUs 0-1 are on nodes 0-1", "0-7", {0, 1}, {2}, id="several GPUs"),
     ],
 )
 def test_gpus_have_near_cpus_near_memory_and_far_memory(
@@ -178,7 +178,7 @@ def test_gpus_have_near_cpus_near_memory_and_far_memory(
 @pytest.mark.parametrize(
     ("topology", "masks", "cpuset", "granted", "expected"),
     [
-        pytest.param(TWO, "4-7 5", "0-7", None, None, id="near ones"),
+        pytest.param(TWO, "4-7 5", "0-7", None, None, id="near CPUs"),
         pytest.param(TWO, "0-3", "0-7", None, "mask", id="its cpuset has near CPUs"),
         pytest.param(TWO, "0-3", None, None, "mask", id="the cpuset is not known"),
         pytest.param(TWO, "0-3", "0-3", None, "allocation", id="its cpuset has no near CPU"),
@@ -187,7 +187,7 @@ def test_gpus_have_near_cpus_near_memory_and_far_memory(
         pytest.param(TWO, "0-7", "0-7", None, "unpinned", id="the whole machine"),
         pytest.param(TWO, "0-3 0-7", "0-7", None, "unpinned", id="a thread on the whole machine"),
         pytest.param(TWO, "0-7", "0-7", "0-7", "allocation", id="the whole machine, as granted"),
-        pytest.param(LOST, "0-3", "0-3", None, None, id="the GPU may be anywhere: none is far"),
+        pytest.param(LOST, "0-3", "0-3", None, None, id="the GPU may be anywhere: no CPU is far"),
     ],
 )
 def test_each_far_mask_has_a_cause(

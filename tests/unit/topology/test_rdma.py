@@ -25,7 +25,7 @@ def made(gpus: Mapping[int, str], nics: Sequence[Nic]) -> Topology:
 
 
 def nic(name: str, path: str, gbps: int | None = 400, **facts: object) -> Nic:
-    """Return an adapter with a device of one port; facts of the port, or of the adapter."""
+    """Return an adapter with a device of one port; `facts` are of the port or of the adapter."""
     of_port = {key: facts.pop(key) for key in ("is_active", "netdev") if key in facts}
     port = replace(RdmaPort(name, 1, is_active=True, gbps=gbps), **of_port)  # type: ignore[arg-type]
     bus = f"bus-{name}"
@@ -80,7 +80,7 @@ def test_a_request_may_limit_the_number_of_nearest_devices(bound: str, expected:
     ("other", "chosen"),
     [
         (nic("near", "host/switch/nics", is_active=False), "far"),
-        (nic("near", "host/switch/nics", gbps=100), "far"),  # management: less than half
+        (nic("near", "host/switch/nics", gbps=100), "far"),  # management: less than half the speed
         (nic("near", "host/switch/nics", gbps=200), "near"),
         (nic("near", "host/switch/nics", gbps=None), "near"),
         (nic("near", "host/switch/nics", physical="bus-far"), "far"),
