@@ -51,7 +51,7 @@ POD = in_a_pod("2-7", "2-7", 4)
         (of_slurm("4-5", "4-5"), "allocation"),  # no near CPU at all
         (replace(of_slurm("2-5", "2-5"), is_confined=False), "mask"),
         (in_a_pod("2-5", "2-7", 4), "allocation"),  # a pod's limit
-        (POD, "mask"),  # more than its limit
+        (POD, "mask"),  # more CPUs than the pod's limit
         (in_a_pod("2-5", "2-7", 2), "mask"),  # the near CPUs are enough for the limit
         (in_a_pod("2-5", "2-7", None), "allocation"),  # a plan gives these CPUs
         (in_a_pod("2-3,5", "2-7", None), "mask"),  # no plan gives these CPUs
@@ -67,7 +67,7 @@ def test_the_gpus_of_a_job_divide_the_cpus_that_it_requested() -> None:
     first = of_slurm("0-1,4-7", "0-1,4-7")
     second = of_slurm("4-7", "0-1,4-7", pid=200, gpu=SECOND)
     assert causes(first, second, on=PAIR) == ["mask", None]  # 2 and 4 CPUs are near
-    assert causes(first, on=PAIR) == ["allocation"]  # alone it asked for all six
+    assert causes(first, on=PAIR) == ["allocation"]  # the lone GPU's part is all six CPUs
 
 
 def test_descendants_and_processes_in_child_cgroups_are_judged_with_the_holder() -> None:
@@ -95,7 +95,7 @@ def test_cpus_that_a_plan_gave_beyond_a_gpu_s_part_are_not_taken_back() -> None:
         format_list(ask(DGX, gpus="0", mode="node", AFFINITYD_CPUS="64").cpus), "0-255"
     )
     assert causes(given, on=DGX) == ["allocation"]
-    moved = of_slurm("0-63", "0-255")  # as many, but not the nearest
+    moved = of_slurm("0-63", "0-255")  # as many CPUs, but not the nearest ones
     assert causes(moved, on=DGX) == ["mask"]
 
 

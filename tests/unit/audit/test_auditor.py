@@ -95,7 +95,7 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
         ([[of(far(500))], [of(far(700))]], (2, 2)),
         ([[of(near(500))], [of(far(700))]], (2, 2)),  # all time counts for the last CPU
         ([[of(near(100, 1), far(100, 2))], [of(near(200, 1), far(400, 2))]], (4, 3)),
-        # A process that started since the last scan counts in full, an older one from now on.
+        # A process that started since the last scan counts in full, an older one only from now on.
         ([[], [of(far(500, start=10_001))]], (5, 5)),
         ([[], [of(far(500, start=9_999))]], (0, 0)),
         ([[of(far(500))], [of(far(100, start=10_500))]], (1, 1)),  # its pid was reused
@@ -120,7 +120,7 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
             [[of(far(0)), CHILD], HIDDEN, [of(far(0)), CHILD], [of(far(1), children=300)]],
             (1.01, 1.01),
         ),
-        ([[of(far(500))], [of(far(400))], [of(far(500))]], (1, 1)),  # never backwards
+        ([[of(far(500))], [of(far(400))], [of(far(500))]], (1, 1)),  # the total never falls
         # If it is not known which CPUs are near, no time is remote.
         ([[of(far(0), place=None)], [of(far(100), place=None)]], (1, 0)),
     ],

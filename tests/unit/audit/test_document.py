@@ -1,4 +1,4 @@
-"""A scan as JSON: all of it, its counts alone, and a process with its threads."""
+"""The JSON documents of a scan: all of it, its counts alone, and one process."""
 
 import json
 from dataclasses import replace
@@ -76,7 +76,7 @@ def test_a_scan_document_has_gpus_and_processes() -> None:
     assert (worker["waits"], worker["host_memory"]) == (None, None)
     assert (worker["parent"], worker["holds_gpu"], worker["cpuset"]) == (100, False, None)
     assert (worker["placement"], worker["cause"], worker["remedy"]) == ("local", None, None)
-    assert (daemon["daemon"], daemon["cause"]) == (True, "unpinned")  # and it is not counted
+    assert (daemon["daemon"], daemon["cause"]) == (True, "unpinned")  # the daemon is not counted
     assert (lost["orphan"], lost["gpu_memory_bytes"]) == ("not owned", 2**30)
 
 

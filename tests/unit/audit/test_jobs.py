@@ -48,7 +48,7 @@ UNNUMBERED = Job(SLURM, "sEKNKTV3WPV500")
         ("slurmstepd: [4711.batch]", 0, Job(SLURM, "4711")),
         ("slurmstepd: [4711.0]", 1000, UNNUMBERED),  # a user's program with this title
         ("slurmstepd: [4711+1.0]", 0, UNNUMBERED),  # a component has another number
-        ("slurmstepd", 0, UNNUMBERED),  # it has not named itself yet
+        ("slurmstepd", 0, UNNUMBERED),  # the title is not set yet
     ],
 )
 def test_a_slurmstepd_s_title_gives_the_number_of_a_job_with_a_sluid(

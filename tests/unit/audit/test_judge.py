@@ -116,12 +116,12 @@ def of_session(session: int | None, mask: str, pid: int = 100) -> AuditedProcess
         ([of(FIRST, "4-7", "4"), of(SECOND, "4-7", "4")], ""),
         ([of(FIRST, "4"), audited(process("4", name="nv-hostengine"), is_daemon=True)], ""),
         ([of(FIRST, "4", near=None), of(SECOND, "4", near=None)], ""),
-        # A process of no job counts by its container, else by its session, else alone.
+        # A process of no job counts by its container, or else by its session, or else alone.
         ([of_session(10, "4"), of_session(11, "4")], "4"),
         ([of_session(10, "4"), of_session(10, "4", pid=200)], ""),
         ([of_session(None, "4"), of_session(None, "4", pid=200)], "4"),
         ([of(LONE_CONTAINER, "4"), of(OTHER, "4")], "4"),
-        # With GPUs on two nodes, a part of both nodes is unique, and all of both is not.
+        # With GPUs on two nodes, CPUs count as pinned unless they are all CPUs of both nodes.
         ([of(FIRST, "0-1,4-5", near="0-7"), of(SECOND, "1-2", near="0-3")], "1"),
         ([of(FIRST, "0-7", near="0-7"), of(SECOND, "1-2", near="0-3")], ""),
     ],

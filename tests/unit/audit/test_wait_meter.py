@@ -64,7 +64,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_waits_of_a_process_that_a_scan_could_not_see_count_at_the_next(node: Node) -> None:
+def test_waits_that_one_scan_could_not_see_count_at_the_next_scan(node: Node) -> None:
     node.look(1000, {PID: (1, 1)})
     assert node.meter.look([], ProcessTable(f"{node.folder}/proc"), 1010) == {}
     waits = node.look(1020, {PID: (2, 10)})
@@ -103,7 +103,7 @@ def test_the_remedy_unbinds_threads_that_are_all_bound_to_one_of_several_cpus(
 
 
 def test_counters_that_were_reset_add_no_time(node: Node) -> None:
-    """A new cgroup resets them, and so does a thread that takes the main thread's id."""
+    """A new cgroup resets counters, and so does a thread that takes the main thread's id."""
     node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 900000000\n")
     node.look(1000, {PID: (500, 400)})
     node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 3\n")
@@ -132,7 +132,7 @@ def test_a_limit_that_was_used_up_in_most_periods_is_the_cause(
 def test_waits_of_a_process_with_short_lived_threads_are_not_measurable(
     node: Node, of_ended: float, waited: float | None
 ) -> None:
-    """Its CPU time includes ended threads, whose waits are not known."""
+    """The CPU time includes that of ended threads, whose waits are not known."""
     node.look(1000, {PID: (1, 1)})
     waits = node.look(1010, {PID: (5, 4)}, of_ended=of_ended)
     assert waits is not None
@@ -175,7 +175,7 @@ def test_processes_that_a_daemon_starts_for_two_users_are_two_jobs(uid: int, kin
 
 
 def test_a_process_runs_wherever_any_of_its_threads_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    masks = {8: frozenset({0}), 81: frozenset({1}), 82: None}  # bound by OpenMP; one has ended
+    masks = {8: frozenset({0}), 81: frozenset({1}), 82: None}  # bound by OpenMP; 82 has ended
     monkeypatch.setattr(wait_meter, "thread_ids", lambda _pid, _proc: [*masks])
     monkeypatch.setattr(wait_meter, "mask_of", masks.get)
     assert Other.of(other(8, 1, set()).stat, 1.0, "/no/proc").mask == {0, 1}

@@ -25,7 +25,7 @@ TWO_NODES = Machine(
     nodes={0: parse_list("0-3,8-11"), 1: parse_list("4-7,12-15")},
     gpus=tuple(ReportedGpu(f"0000:{bus}0:00.0", bus % 2, None) for bus in range(4)),
 )
-#: The same CPUs in one node; the report does not say on which one the GPUs are.
+#: The same CPUs in one node; the report does not say on which node the GPUs are.
 ONE_NODE = replace(
     TWO_NODES,
     sockets=1,

@@ -62,4 +62,4 @@ def test_the_help_has_the_options_that_people_type(capsys: pytest.CaptureFixture
     assert f"--memory {'|'.join(POLICIES)}" in printed
     names = re.findall(r"^  (--[a-z-]+)", printed, re.MULTILINE)
     assert names[:5] == ["--gpus", "--choose-gpu", "--rank", "--mode", "--memory"]
-    assert "--ranks" not in names  # launchers set it
+    assert "--ranks" not in names  # launchers set this parameter

@@ -64,7 +64,7 @@ def test_an_impossible_choice_is_an_error_of_one_line(
     assert line in capsys.readouterr().err
 
 
-def test_the_api_answers_the_same() -> None:
+def test_the_api_gives_the_same_answer_as_the_command() -> None:
     query = b"choose=gpu&ranks=2&rank=1&cpuset=0-63&gpus_per_rank=1&format=shell"
     reply, text = answer_to(Node(machine("mi250x")), query, form="shell")
     assert [rank.gpu.index for rank in reply.ranks] == [1]

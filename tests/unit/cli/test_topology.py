@@ -1,4 +1,4 @@
-"""The drawing of a node: golden files, and cases that these cannot show."""
+"""Drawings of nodes: golden files, and cases that the golden files do not have."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -29,9 +29,9 @@ VARIABLES = {
 class Launch:
     """How a launcher tells its ranks apart."""
 
-    said: str  #: the variables of a rank
+    said: str  #: the variables that a rank has
     sees: str  #: the GPUs that a rank sees: "all" of the job, or one by "turns"
-    most: int = 2  #: ranks on a GPU
+    most: int = 2  #: the most ranks on a GPU
 
 
 MPI = "OMPI_COMM_WORLD_LOCAL_RANK={n} OMPI_COMM_WORLD_LOCAL_SIZE={of}"
@@ -112,7 +112,7 @@ def none_overlap(replies: Sequence[Reply]) -> bool:
 
 @pytest.mark.parametrize("name", LAUNCHES)
 @given(data=st.data())
-def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject) -> None:
+def test_ranks_never_share_cpus_in_a_unique_mode(name: str, data: st.DataObject) -> None:
     topology = machine(data.draw(st.sampled_from(machines.NAMES)))
     gpus = len(topology.gpus)
     job = data.draw(st.sampled_from([range(gpus), range(gpus // 2), range(1, gpus, 2)]))

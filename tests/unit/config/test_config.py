@@ -47,7 +47,7 @@ def test_a_variable_overrides_the_file(
     assert told == {**expected, "AFFINITYD_CONFIG": str(path)}
 
 
-def test_the_file_is_in_etc_unless_another_is_named_and_may_be_missing() -> None:
+def test_the_settings_file_is_in_etc_or_where_a_variable_says_and_may_be_missing() -> None:
     assert config.path({}) == config.path({"AFFINITYD_CONFIG": ""}) == "/etc/affinityd.conf"
     assert config.path({"AFFINITYD_CONFIG": "/etc/other"}) == "/etc/other"
     assert config.read_file("/nowhere/none") == {}
@@ -85,7 +85,7 @@ def test_a_malformed_file_is_an_error_of_one_line(
 # The sockets at which clients look for a daemon.
 
 
-def test_a_client_tries_the_set_socket_or_else_those_of_system_and_user(
+def test_a_client_tries_the_socket_of_a_setting_or_else_the_two_default_sockets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for user, folder, own in (

@@ -512,7 +512,7 @@ def test_a_wrong_annotation_of_a_privileged_container_without_a_gpu_is_not_repor
     assert (outcomes(plugin), caplog.messages) == ({"no_gpu": 1}, [])
 
 
-def test_a_container_without_a_request_does_not_count_its_siblings_requests(
+def test_requests_of_siblings_do_not_count_for_a_container_without_a_request(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     loader = created(number=1, devices=[], shares=2048, pod="one")
@@ -522,7 +522,7 @@ def test_a_container_without_a_request_does_not_count_its_siblings_requests(
     assert sum(plugin.outcomes.values()) == 3
 
 
-def test_a_stopped_container_s_cpuset_limits_no_other(runtime: Runtime, plugin: NriPlugin) -> None:
+def test_the_cpuset_of_a_stopped_container_is_no_limit(runtime: Runtime, plugin: NriPlugin) -> None:
     kubelets = created(number=1, cpus=FAR)
     runtime.create(kubelets)
     assert runtime.create(created(number=2)).cpus == ""

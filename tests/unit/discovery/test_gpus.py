@@ -199,7 +199,7 @@ IN_HIGH_BITS, AS_FUNCTION = 28, 0
 
 @pytest.mark.parametrize("place", [IN_HIGH_BITS, AS_FUNCTION])
 @pytest.mark.parametrize(("mode", "partitions"), [("SPX", 1), ("DPX", 2), ("QPX", 4), ("CPX", 8)])
-def test_partitions_of_an_mi300x_are_at_its_place(
+def test_partitions_of_an_mi300x_have_its_address_and_node(
     tmp_path: Path, mode: str, partitions: int, place: int
 ) -> None:
     files: Files = pci_devices("0x120000", "0x1002", *MI300X)

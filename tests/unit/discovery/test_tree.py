@@ -40,7 +40,7 @@ def test_the_root_folder_is_this_machine(tmp_path: Path) -> None:
 def test_a_tree_reads_files_and_links_and_lists_folders(tmp_path: Path) -> None:
     tree = open_tree(str(small_machine(tmp_path / "node1")))
     assert (tree.name, tree.live) == ("node1", False)
-    assert tree.read(f"{CPUS}/online") == "0"  # without its line's end
+    assert tree.read(f"{CPUS}/online") == "0"  # without the end of the line
     assert tree.read("nul") == "0-7"
     assert tree.read("long") == "x" * 10_000  # longer than a page
     assert tree.read(f"{LINK}/class") == "0x030200"

@@ -121,7 +121,7 @@ def test_every_variable_in_this_project_s_files_is_known() -> None:
     places = ("affinityd", "bin", "deploy", "docs", "examples", "scripts", "slurm")
     files = (path for place in places for path in (REPOSITORY / place).rglob("*") if path.is_file())
     pages = [*files, *REPOSITORY.glob("*.md"), REPOSITORY / "Dockerfile"]
-    for path in ("CHANGELOG.md", "affinityd/config/removed.py"):  # they name removed variables
+    for path in ("CHANGELOG.md", "affinityd/config/removed.py"):  # these two name removed variables
         pages.remove(REPOSITORY / path)
     texts = [path.read_text() for path in pages if path.suffix not in {".pyc", ".xz", ".png"}]
     named = set(re.findall(r"\bAFFINITYD_[A-Z_]*[A-Z]\b", "".join(texts)))

@@ -33,7 +33,7 @@ NODES = {
     "half offline": made({0: "0-3"}, online="0-1"),
     "unknown": made({0: "0-3", 1: "4-7"}, gpus=[None]),
     "siblings": made({0: "0-7"}, threads=2),  # 0 and 4, 1 and 5, …
-    "no CPU 0": made({0: "0-15"}, threads=2, online="1-15"),  # only CPU 8 of its core is online
+    "no CPU 0": made({0: "0-15"}, threads=2, online="1-15"),  # CPU 8 is alone in its core
     "eight threads": made({0: "0-47"}, gpus=[0, 0], threads=8, siblings="adjacent", online="8-47"),
 }
 
@@ -106,14 +106,14 @@ OUTSIDE = {0: "0-7"}
     ("topology", "asked", "expected"),
     [
         (made(BARREN, gpus=[2], distances=ODD_ROWS), "", [1]),  # a node without CPUs has distances
-        # Among equally near nodes: the home of fewer ranks, then the lower number.
+        # Of equally near nodes, the home of fewer ranks is chosen, then the lower number.
         (made(BARREN, gpus=[2] * 4, distances=EVEN_ROWS), "", [0, 1, 0, 1]),
         # Ranks without a choice are placed first.
         (made(BARREN, gpus=[2, 0, 0], distances=EVEN_ROWS), "", [1, 0, 0]),
         (made(BARREN, gpus=[2, 2], distances=EVEN_ROWS), "gpus=1,0", [0, 1]),  # in rank order
         (made(BARREN, gpus=[2, 2], distances=[("0", "2", 30)]), "", [0, 0]),  # missing: farthest
         (made(BARREN, gpus=[2, 2]), "", [0, 1]),  # all distances are missing: equally far
-        (made(TWO, gpus=[None] * 3), "", [0, 1, 0]),  # unknown GPUs are spread
+        (made(TWO, gpus=[None] * 3), "", [0, 1, 0]),  # GPUs of unknown place are spread
         (made(TWO, gpus=[None, 0, None]), "", [1, 0, 0]),  # to the node with fewest ranks
         (made(TWO, gpus=[None, None]), "cpuset=4-7", [1, 1]),  # only nodes with allowed CPUs
         (made(TWO, gpus=[0, None]), "gpus=0,0,1,1,1,1,1", [0, 0, 1, 1, 0, 1, 0]),  # repeats count

@@ -1,4 +1,4 @@
-"""Which GPUs divide the cores: the requested ones, or all of the node."""
+"""Whether the requested GPUs divide the cores, or all GPUs of the node do."""
 
 from dataclasses import replace
 

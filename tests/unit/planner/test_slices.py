@@ -80,7 +80,7 @@ class Step:
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
-    """Draw a step whose tasks have whole cores, or any CPUs; some places are unknown."""
+    """Draw a step whose tasks have whole cores, or any CPUs; places of GPUs may be unknown."""
     topology = draw(machines())
     is_by_core = draw(st.booleans())
     if is_by_core:
@@ -102,7 +102,7 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 @given(steps())
-def test_every_task_keeps_its_number_of_cpus_and_no_tasks_share_one(step: Step) -> None:
+def test_every_task_keeps_its_number_of_cpus_and_no_cpu_is_shared(step: Step) -> None:
     dealt = deal(step.slices, step.near, step.cores, step.fixed)
     assert [len(cpus) for cpus in dealt] == [len(cpus) for cpus in step.slices]
     assert frozenset().union(*dealt) == frozenset().union(*step.slices)

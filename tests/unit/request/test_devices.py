@@ -39,7 +39,7 @@ TWO_VENDORS = replace(
         for place, gpu in enumerate(TWO_VENDORS.gpus)
     ),
 )
-#: CUDA counts the faster of the two first, whichever that is.
+#: CUDA counts the faster model first; it is not known which of the two is faster.
 TWO_MODELS = _with_names(machine("mixed-models"))
 NODES = {
     "eight": EIGHT,
@@ -117,8 +117,8 @@ def test_a_text_that_names_no_device_is_malformed(entry: str) -> None:
         *(("models", asked, True) for asked in ("gpus=0", "gpus=GPU-00,1")),
         *(("models", f"gpus={name}", False) for name in ("GPU-00", "0000:3b:00.0")),
         ("models", "visible=GPU-01,GPU-00", False),
-        ("models", "visible=GPU-01,GPU-00 gpus=1", False),  # an index of that list
-        ("models", "granted=1", False),  # a single model
+        ("models", "visible=GPU-01,GPU-00 gpus=1", False),  # an index in the list of UUIDs
+        ("models", "granted=1", False),  # only one model is granted
         ("models", "granted=0,1", True),
         ("eight", "gpus=0", False),
         ("vendors", "gpus=0", False),  # each vendor counts its own GPUs

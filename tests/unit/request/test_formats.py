@@ -34,7 +34,7 @@ def test_the_document_has_the_contract_s_fields_in_order() -> None:
     ("asked", "name", "understood"),
     [
         ("", "gpus", ["0", "1", "2", "3"]),
-        ("visible=3,1", "gpus", ["0", "1"]),  # indices of what is visible
+        ("visible=3,1", "gpus", ["0", "1"]),  # indices in the visible list
         ("gpus=0000:00:06.0,0", "gpus", ["0000:00:06.0", "0"]),
         ("mode=unique-contiguous", "mode", "unique_contiguous"),
         ("", "share", "node"),

@@ -171,7 +171,7 @@ def test_a_task_that_sees_more_gpus_than_its_step_has_stays() -> None:
             step(described).reply(task)
 
 
-def test_no_task_exchanges_cpus_if_the_gpus_of_some_are_uncertain() -> None:
+def test_no_task_exchanges_cpus_if_the_gpus_of_some_tasks_are_uncertain() -> None:
     """CUDA may number the GPUs after the lost GPU differently: tasks keep their own CPUs."""
     lost = replace(topology_of("dgx-a100").gpus[2], minor=None)
     gpus = [lost if gpu.index == 2 else gpu for gpu in topology_of("dgx-a100").gpus]
@@ -242,7 +242,7 @@ def test_in_a_unique_mode_no_two_tasks_with_gpus_of_their_own_share_a_core(drawn
 
 
 @given(steps([*UNIQUE, "node", "all", "socket", "even"]))
-def test_tasks_with_slices_keep_their_number_of_cpus_and_share_none(
+def test_tasks_with_slices_keep_their_number_of_cpus_and_share_no_cpu(
     drawn: Step,
 ) -> None:
     """Only single_unique gives fewer: one core of the slice."""

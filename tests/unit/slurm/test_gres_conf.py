@@ -14,7 +14,7 @@ from tests.support.machines.facts import machine
 from tests.support.paths import DATA
 from tests.support.tables import rows
 
-MI250X = (DATA / "golden/gres-mi250x.conf").read_text()  # of a node of LUMI
+MI250X = (DATA / "golden/gres-mi250x.conf").read_text()  # as on a node of LUMI
 
 
 def with_minors(topology: Topology, minors: Iterable[int]) -> Topology:
@@ -75,7 +75,7 @@ BARREN = {0: "0-3", 1: "4-7", 2: ""}
         (made({0: "0-7"}, gpus=[0, None]), "node", [None, None]),
         # The node of the first GPU is not known.
         (made({0: "0-3", 1: "4-7"}, gpus=[None, 1]), "node", [None, "4-7"]),
-        # The package has every core, or has two nodes.
+        # The package has every core in the first row, and two nodes in the second.
         (made({0: "0-3", 1: "4-7"}, gpus=[0]), "socket", [None]),
         (made(HALVES, gpus=[1, 2], packages={0: "0-3", 1: "4-7"}), "socket", ["0-3", "4-7"]),
         # The GPU's node has no CPUs, and others are the nearest.

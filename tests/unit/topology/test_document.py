@@ -127,7 +127,7 @@ def test_a_malformed_node_file_is_a_one_line_value_error(path: Path, text: str, 
         ({"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}, "of another machine, or older"),
         ({"boot_id": Path(BOOT_ID).read_text().strip()}, None),
         ({"boot_id": None}, None),  # written where the id is hidden
-        ({"boot_id": ...}, None),  # of an earlier release
+        ({"boot_id": ...}, None),  # written by an earlier release
     ],
 )
 def test_a_node_file_of_another_boot_or_a_bad_generation_is_refused(

@@ -34,7 +34,7 @@ def test_a_node_has_its_cores_in_order_and_its_cpus() -> None:
 
 def test_only_the_fields_of_a_topology_are_pickled() -> None:
     sent = made({0: "0-3", 1: "4-7"}, gpus=[1])
-    assert len(sent.online) == 8  # computed and kept
+    assert len(sent.online) == 8  # the computed value is kept
     assert pickle.loads(pickle.dumps(sent)) == sent  # noqa: S301 - its own
     assert sent.__getstate__().keys() == {field.name for field in fields(sent)}
 
@@ -52,7 +52,7 @@ def test_a_missing_distance_is_farthest() -> None:
         (1, [0, 3], (0,)),
         (3, [0, None], (0,)),  # a node with a distance is nearer than one without
         (1, [None], (None,)),  # a lone node is nearest
-        (17, [0, 3], (0, 3)),  # all are tied from a node without distances, or an unknown one
+        (17, [0, 3], (0, 3)),  # a node without distances is equally near to all
         (None, [0, None], (0, None)),
     ],
 )
@@ -74,7 +74,7 @@ def test_the_nearest_nodes_are_found(start: int | None, candidates: Nodes, neare
         (made({0: "0", 1: "1"}, memoryless=[0, 1]), 1, 1),
     ],
 )
-def test_a_home_node_s_memory_is_its_own_or_the_nearest(
+def test_the_memory_node_is_the_home_node_or_the_nearest_with_memory(
     topology: Topology, home: int | None, node: int | None
 ) -> None:
     assert topology.memory_node(home) == node
@@ -212,7 +212,7 @@ def parts(*places: str) -> Topology:
         ("ab", "ab", {0: 0, 1: 1}),
         ("ab", "b", {0: 1}),
         ("b", "ab", {1: 0}),
-        ("a", "aa", {0: 0}),  # a divided GPU's counters are not its parts'
+        ("a", "aa", {0: 0}),  # counters of a divided GPU are not those of its parts
         ("ab", "aabb", {0: 0, 2: 1}),
         ("aa", "a", {0: 0}),
     ],

@@ -46,9 +46,9 @@ def peer(uid: int, *groups: int, pid: int = os.getpid()) -> Peer:
         (peer(7, 7), ADMINS, COUNTS),
         (peer(7, 0), None, COUNTS),  # root's group is no admin group unless it is set
         (peer(7, 0), 0, ALL),
-        (peer(0, 0, pid=0), None, COUNTS),  # of another pid namespace
-        (peer(65534, ADMINS), ADMINS, COUNTS),  # of another user namespace
-        (None, ADMINS, COUNTS),  # over TCP
+        (peer(0, 0, pid=0), None, COUNTS),  # a caller in another pid namespace
+        (peer(65534, ADMINS), ADMINS, COUNTS),  # a caller in another user namespace
+        (None, ADMINS, COUNTS),  # a caller over TCP
     ],
 )
 def test_which_callers_see_processes_and_which_see_counts(

@@ -104,7 +104,7 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (WAITING, "0", "gpu_wait_seconds_total", {"": 2.5}),
         (WAITING, "0", "gpu_throttled_seconds_total", {"": 1.5}),
         (WAITING, "1", "gpu_wait_seconds_total", {"": 0.0}),
-        (UNCOUNTED, "0", "gpu_wait_seconds_total", {}),  # the kernel does not count it
+        (UNCOUNTED, "0", "gpu_wait_seconds_total", {}),  # the kernel does not count waits
         (UNCOUNTED, "0", "gpu_throttled_seconds_total", {}),
         (
             MEMORY,
@@ -118,14 +118,14 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, None, "pin_overlap_cpus", {"": 2}),
         (FOUND, None, "scan_skipped_processes", {"": 1}),
         (FOUND, None, "numa_balancing", {"": 1}),
-        # The GPU's processes are not known; the time that they have used stays.
+        # The GPU's processes are not known; the time that they have used is kept.
         (UNKNOWN, "0", "gpu_audited", {"": 0}),
         (UNKNOWN, "0", "gpu_numa_mismatch", {}),
         (UNKNOWN, "0", "gpu_processes", {}),
         (UNKNOWN, "0", "gpu_orphan_processes", {}),
         (UNKNOWN, "0", "gpu_cpu_seconds_total", {"": 8}),
         (UNKNOWN, "0", "gpu_remote_cpu_seconds_total", {"": 2}),
-        (UNKNOWN, "1", "gpu_cpu_seconds_total", {}),  # they were never known
+        (UNKNOWN, "1", "gpu_cpu_seconds_total", {}),  # its processes were never known
         # The GPU's node is not known.
         (NOWHERE, "0", "gpu_audited", {"": 1}),
         (NOWHERE, "0", "gpu_numa_mismatch", {}),
@@ -168,7 +168,7 @@ def test_only_the_interval_has_a_sample_before_the_first_scan() -> None:
     ("interval", "passed", "is_served"),
     [(15, 3, True), (15, 299, True), (15, 301, False), (200, 599, True), (200, 601, False)],
 )
-def test_metrics_of_an_old_scan_are_left_out_but_its_age_is_not(
+def test_metrics_of_an_old_scan_are_left_out_except_its_age(
     monkeypatch: pytest.MonkeyPatch, interval: float, passed: float, is_served: bool
 ) -> None:
     (result,) = scanned_by(FOUND)
@@ -294,12 +294,12 @@ Held = tuple[float, dict[str, float]]  #: seconds of GPUs: in total, and by caus
         ([[NEAR_ITS_GPU], [NEAR_ITS_GPU]], (10, {}), None),
         ([[FAR], [NEAR_ITS_GPU]], (10, {"mask": 10}), None),  # a finding holds until the next scan
         ([[NEAR_ITS_GPU, FAR]] * 2, (10, {"mask": 10}), None),  # a GPU counts once
-        ([[UNPINNED, FAR], [FAR]], (10, {"mask": 10}), None),  # its first cause counts
+        ([[UNPINNED, FAR], [FAR]], (10, {"mask": 10}), None),  # the GPU's first cause counts
         ([[UNPINNED], [FAR], []], (20, {"mask": 10, "unpinned": 10}), None),
         ([[FAR, ON_BOTH], [NEAR_ITS_GPU, ON_BOTH]], (20, {"mask": 10}), None),
         ([[FAR], [], [], [FAR], [FAR]], (20, {"mask": 20}), None),
-        ([[FAR], None, [FAR]], (20, {"mask": 20}), None),  # unseen: it goes on
-        ([[FAR], *[None] * 40, [FAR]], (0, {}), None),  # unseen for too long: forgotten
+        ([[FAR], None, [FAR]], (20, {"mask": 20}), None),  # an unseen mismatch goes on
+        ([[FAR], *[None] * 40, [FAR]], (0, {}), None),  # a job unseen for long is forgotten
         ([[NEAR_ITS_GPU, ON_HIDDEN], *[None] * 40], None, (300, {})),
         ([*[[NEAR_ITS_GPU, SHARES]] * 2, [NEAR_ITS_GPU]], (20, {}), (20, {"mask": 20})),
     ],
