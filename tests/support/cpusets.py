@@ -1,4 +1,4 @@
-"""Real cpusets for tests: cgroups of this machine's v1 hierarchy, some named as schedulers do."""
+"""Real cpusets for tests: cgroups of this machine's v1 hierarchy, some named as by schedulers."""
 
 import os
 from collections.abc import Iterator

@@ -14,7 +14,7 @@ from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.discovery.tree import Tree
 from affinityd.topology.model import SLINGSHOT, Core, Gpu, Nic, RdmaPort, Topology
 
-#: GPU vendor → PCI vendor and class; any other name is a PCI vendor, whose class is 0x120000.
+#: GPU vendor → PCI vendor and class; any other name is a PCI vendor's; the class is 0x120000.
 GPU_CLASSES = {
     "nvidia": ("10de", "0x030200"),
     "amd": ("1002", "0x038000"),
