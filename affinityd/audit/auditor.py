@@ -72,7 +72,7 @@ class Auditor:
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter(memory_seconds)
         self._users = Answers(user_name, 8)  # at most 8 late look-ups at once
-        self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process at the last scan
+        self._gone: set[tuple[int, GpuKey]] = set()  # holders with no process at the last scan
         #: The last scan saw a holder without a process for the first time: it may just have ended.
         self.has_unconfirmed = False
         #: The main thread's mask of each process when first seen, by pid and start.
@@ -81,7 +81,7 @@ class Auditor:
         self._judge: Judge | None = None
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> Scan:
-        """Scan once, for at most the time of the holders' query and PROC_SECONDS."""
+        """Scan once; this takes at most PROC_SECONDS more than the query for the holders."""
         now = time.time()
         boot = since_boot()
         if self._judge is None or self._judge.topology is not topology:  # the node was read again
@@ -110,7 +110,7 @@ class Auditor:
         if self._name_pods:
             named = self._name_pods(topology, found, containers)
         found = with_allocations(topology, self._reserved, named.processes)
-        # A stable sort: descendants stay with their ancestors.
+        # The sort is stable, so descendants stay with their ancestors.
         found.sort(key=_by_gpu_and_holder)
         running = []
         with_memory = {}
@@ -150,7 +150,7 @@ class Auditor:
         return self._records.add(scan)
 
     def _missing(self, gone: Sequence[Holding]) -> Iterator[AuditedProcess]:
-        """Yield the holders without a process at two scans in a row: once may be a race."""
+        """Yield the holders that had no process at two scans in a row; at one it may be a race."""
         names = {(holding.pid, holding.gpu) for holding in gone}
         for holding in gone:
             if (holding.pid, holding.gpu) in self._gone:
@@ -245,20 +245,20 @@ class CpuTimeCounters:
     """The CPU time counters of the GPUs; time that one scan could not see counts at a later one.
 
     A thread's time counts for the CPU on which it ran last. The time of ended threads and children
-    is divided in the same proportion as that of their process's living threads.
+    is divided in the same proportion as the time of the process's living threads.
     """
 
     def __init__(self, ticks: int, is_over: Callable[[int, int], bool]) -> None:
         self._ticks = ticks  # in a second
         self._is_over = is_over
-        #: The facts of each process at the last scan, and when that was; by pid and start.
+        #: By pid and start: the last facts of each process, and when they were read.
         self._before: dict[tuple[int, int], tuple[ProcessFacts, float]] = {}
         #: By the parent's pid: ticks of ended children that were counted while they ran.
         self._counted: Counter[int] = Counter()
-        #: When the processes of each GPU were last known, in ticks since boot. All time counts of a
-        #: process that has started since then.
+        #: When the processes of each GPU were last known, in ticks since boot. A process that
+        #: started later counts with all its CPU time.
         self._looked: dict[GpuKey, float] = {}
-        self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: of the processes of each GPU
+        self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: CPU time of each GPU's processes
 
     def renumber(self, keys: Keys) -> None:
         """Move counters to the new index of each GPU that was renumbered."""
@@ -273,10 +273,10 @@ class CpuTimeCounters:
         waits: Mapping[int, Waits],
         unknown: Collection[GpuKey] = (),
     ) -> Mapping[int, CpuTime]:
-        """Add the CPU time since the last scan, and return it by pid; `waits`: by pid.
+        """Add the CPU time since the last scan to the counters, and return it by pid.
 
-        `boot`: when this scan began, in seconds since boot. `unknown`: GPUs of which not all
-        processes were seen.
+        `boot`: when this scan began, in seconds since boot. `waits`: by pid. `unknown`: the GPUs
+        some of whose processes were not seen.
         """
         gpu_time = {**dict.fromkeys(gpus, CpuTime()), **self.gpu_time}
         throttled: set[tuple[GpuKey, str | None]] = set()
@@ -307,7 +307,7 @@ class CpuTimeCounters:
         return used
 
     def _count_ended(self, processes: Sequence[AuditedProcess]) -> None:
-        """Forget ended processes; note for living ancestors how much of that time was counted.
+        """Forget ended processes; note how much of their time has counted, by living ancestor.
 
         The kernel adds the time of an ended process to the parent that waits for it. Time that the
         last scan has counted must not count again.
@@ -330,7 +330,7 @@ class CpuTimeCounters:
     def _used(self, process: AuditedProcess) -> CpuTime:
         """Return the CPU time of a process since it was last seen.
 
-        No time counts of a process that was there before its GPU's processes were first seen.
+        A new process that started before the last look at its GPU counts only from now on.
         """
         facts = process.facts
         before, _ = self._before.get((facts.pid, facts.start), (None, 0.0))

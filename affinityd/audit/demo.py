@@ -1,6 +1,6 @@
 """A machine with recorded processes: what the audit shows on a bad day, without a GPU at hand.
 
-The facts are made up, and judged as real ones are. The pids are larger than any that the kernel
+The facts are made up, and judged like real facts. The pids are larger than any that the kernel
 gives (PID_MAX_LIMIT, proc_sys_kernel(5)), so a remedy's command reaches no process here.
 """
 
@@ -39,13 +39,13 @@ from affinityd.linux.scheduling import TICKS
 from affinityd.topology.model import GpuKey, Topology
 
 GPU_MEMORY = 40 * 2**30  #: bytes of memory of each GPU of a DGX A100
-BEGAN = 2 * HOUR  #: minutes before the first scan at which a process started by default
+BEGAN = 2 * HOUR  #: by default, a process started so many minutes before the first scan
 
 
 class Demo:
-    """Scans the recorded processes of a machine; each has used its CPU time since it started."""
+    """Scans the recorded processes of a machine; each has used CPU time since its start."""
 
-    has_unconfirmed = False  #: of an Auditor; always False here
+    has_unconfirmed = False  #: an Auditor has this attribute, too; here it is always False
 
     def __init__(self, name: str, reserved: CpuSet = frozenset()) -> None:
         """Take the name of the machine, and the reserved CPUs."""
@@ -57,7 +57,7 @@ class Demo:
         self._last: float | None = None  #: time of the last scan, seconds since boot
 
     def scan(self, topology: Topology, _: ContainerNames = NO_NAMES) -> Scan:
-        """Scan once; at the first call also once for each minute of the hour before."""
+        """Scan once; the first call also scans for each minute of the hour before."""
         judge = Judge(topology)
         boot = since_boot()
         if self._last is None:

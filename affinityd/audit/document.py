@@ -1,4 +1,4 @@
-"""The documents of `GET /audit` and `affinityd audit --json`: all of a scan, or its counts."""
+"""The documents of `GET /audit` and `affinityd audit --json`: a whole scan, or only its counts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class AuditGpuDocument:
     load: NvmlLoad = NO_LOAD
     last_hour: CpuTime | None = None  #: the four times above, in the last hour
     state: findings.State = findings.IDLE
-    history: str = ""  #: worst state in each of the last sixty minutes, a letter each
+    history: str = ""  #: a letter for the worst state in each of the last sixty minutes
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class AuditJobDocument:
 
 @dataclass(frozen=True)
 class AuditPodDocument:
-    """The container of a process, by kubelet, and its exclusive CPUs."""
+    """The container of a process, as kubelet names it, and the container's exclusive CPUs."""
 
     namespace: str
     name: str
@@ -89,30 +89,30 @@ class GpuBesideDocument:
 
 @dataclass(frozen=True)
 class AuditWaitsDocument:
-    """How long threads waited for a CPU since the last scan: seconds, summed over threads."""
+    """How long threads waited for a CPU since the last scan, in seconds, summed over threads."""
 
     seconds: float  #: between the scans
     waited: float | None  #: null: not measurable, as threads started and ended in between
     throttled: float  #: of the process's cgroup, summed over CPUs
-    cause: WaitCause | None  #: the fact that explains the wait; null: no fact, or hardly any wait
+    cause: WaitCause | None  #: the fact that explains the wait; null: no fact, or a short wait
     remedy: str | None
 
 
 @dataclass(frozen=True)
 class AuditMemoryDocument:
-    """Where the host memory of a process is, by a sample of its pages; bytes."""
+    """Where the host memory of a process lies, in bytes, estimated from a sample of its pages."""
 
     placed_bytes: Mapping[MemoryLocality, int]
     gpu_bytes: int  #: bytes on nodes without CPUs, such as GPU memory of Grace
     far_nodes: Sequence[int]
-    pinned: Sequence[str]  #: why some of it is probably pinned
+    pinned: Sequence[str]  #: why some of the memory is probably pinned
     cause: MemoryCause | None
     remedy: str | None
 
 
 @dataclass(frozen=True)
 class AuditProcessDocument:
-    """A process that uses a GPU, or a descendant of one."""
+    """A process that uses a GPU, or a descendant of such a process."""
 
     pid: int
     name: str
@@ -138,7 +138,7 @@ class AuditProcessDocument:
     host_memory: AuditMemoryDocument | None = None  #: null: not known, or the process holds no GPU
     user: str | None = None  #: user's name; null: not known
     masks: CpuList = ""  #: CPUs on which its threads may run
-    ran_on: CpuList = ""  #: CPUs on which they ran last
+    ran_on: CpuList = ""  #: CPUs on which its threads ran last
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class AuditOverlapDocument:
 
 @dataclass(frozen=True)
 class AuditDocument:
-    """The answer to `GET /audit`; with counts alone it has no `processes` and `pin_overlaps`."""
+    """The answer to `GET /audit`; an answer of counts has no `processes` and `pin_overlaps`."""
 
     node: str
     time: str
@@ -169,7 +169,7 @@ class AuditDocument:
 
 
 def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocument:
-    """Return the document of a scan: everything, or without `names_all` only counts."""
+    """Return the document of a scan; without `names_all` the document has only counts."""
     remedies = Remedies(topology, scan)
     states = findings.states(scan)
     by_gpu = defaultdict(list)
@@ -205,7 +205,7 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
 
 
 def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) -> AuditGpuDocument:
-    """Return a GPU's counts. A process with several GPUs counts for each, its memory only once."""
+    """Return a GPU's counts. A process of several GPUs counts for each; its memory counts once."""
     near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
     is_known = gpu.key not in scan.unknown
     was_seen = is_known or time.total > 0

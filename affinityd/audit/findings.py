@@ -1,4 +1,4 @@
-"""The state of each GPU in a word, of the whole node in a sentence, and of the last hour. Pure."""
+"""The state of each GPU, sentences on the whole node, and the history of the last hour. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SEE_AUDIT = "see affinityd audit as root on the node"
 
 @dataclass(frozen=True)
 class Concern:
-    """GPUs of a finding with one cause and one remedy."""
+    """The GPUs of a finding that have the same cause and the same remedy."""
 
     gpus: str  #: GPU 0, or GPUs 0-3
     why: str  #: the processes with job, user and cause; or why the processes are not known
@@ -55,7 +55,7 @@ class Finding:
     state: State
     text: str
     remedy: str | None = None  #: for all readers; None: nothing is wrong
-    concerns: Sequence[Concern] = ()  #: names no processes if the reader may not see them
+    concerns: Sequence[Concern] = ()  #: these name no process if the reader may see none
 
 
 PIN_NEAR = "pin the processes near their GPU (affinityd pin), or have the scheduler give near CPUs"
@@ -121,7 +121,7 @@ def states(scan: Scan) -> dict[GpuKey, str]:
 
 
 def findings(topology: Topology, scan: Scan, remedies: Remedies | None = None) -> Iterator[Finding]:
-    """Yield the findings on the node, the worst first; if nothing is wrong, one says so.
+    """Yield the findings on the node, the worst first; if nothing is wrong, the only one says so.
 
     `remedies` None: the reader may not see processes.
     """
@@ -163,7 +163,7 @@ def _concerns(
     scan: Scan,
     remedies: Remedies | None,
 ) -> Iterator[Concern]:
-    """Yield the GPUs of a finding; those with the same causes and remedies are grouped."""
+    """Yield the GPUs of a finding, grouped by cause and remedy."""
     alike: dict[tuple[str, str | None], list[GpuKey]] = {}
     addresses = {gpu.key: gpu.pci_bus_id for gpu in topology.gpus}
     for gpu, processes in found.items():
@@ -181,7 +181,7 @@ def _concerns(
 def _reasons(
     state: str, processes: Sequence[AuditedProcess], scan: Scan, remedies: Remedies
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield a sentence on the processes of each user, job and cause, and the first one's remedy."""
+    """Yield a sentence for each user, job and cause, and the remedy of the first such process."""
 
     def look(process: AuditedProcess) -> tuple[str | None, int | None, str | None]:
         facts, cause = process.facts, process.cause

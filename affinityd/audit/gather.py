@@ -1,6 +1,6 @@
 """Gathers the facts of the processes that use GPUs, and of their descendants, from /proc.
 
-At any moment a process may vanish, and another get its pid.
+At any moment a process may vanish, and another process may get its pid.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class ProcessWalk:
         self._processes = processes
         self._proc = processes.proc
         self._family_seconds = family
-        # /proc/PID/cgroup, the same for a job's processes → a function that makes their facts.
+        # /proc/PID/cgroup → a function that makes facts; a job's processes have the same text.
         self._groups: dict[str, Callable[..., ProcessFacts]] = {}
-        self._masks: dict[CpuSet, CpuSet] = {}  # few differ, and each is large: keep each once
+        self._masks: dict[CpuSet, CpuSet] = {}  # threads share equal masks, since each is large
         self._known = {os.getpid(), *(holding.pid for holding in held.holdings)}
 
     def __iter__(self) -> Iterator[ProcessFacts]:
@@ -164,14 +164,14 @@ class ProcessWalk:
 
 
 def one_process(pid: int) -> ProcessFacts | None:
-    """Return the facts of a process, without a GPU; None: it has ended."""
+    """Return the facts of a process, except its GPU; None: the process has ended."""
     held = GpuHolders((Holding(pid, ("", 0)),))
     unlimited = float("inf")
     return next(iter(ProcessWalk(held, unlimited, ProcessTable(), family=unlimited)), None)
 
 
 def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
-    """Return the ticks of each thread since `before`; None: since the thread began."""
+    """Return the ticks of each thread since `before`; if that is None, since the thread began."""
     then = {}
     if before is not None:
         then = {(thread.tid, thread.start): thread.cpu_ticks for thread in before.threads}
@@ -184,7 +184,7 @@ def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
 def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
     """Return what set a process's mask, or moved its threads; None: nothing, or unknown.
 
-    This waits for a lock of the process's memory.
+    Reading the environment may wait for a lock of the process's memory.
     """
     environ = environment_of(facts.pid, root) or {}
     main = facts.threads[0].mask
@@ -202,7 +202,7 @@ def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
     if main in slices:
         return f"Slurm (SLURM_CPU_BIND_LIST); {SLURM_REMEDY} gives near CPUs"
     if ours:
-        return f"unknown (affinityd gave it CPUs {format_list(ours)})"
+        return f"unknown (affinityd gave CPUs {format_list(ours)})"
     is_whole = facts.cpuset is None or main >= facts.cpuset
     if is_whole and facts.membership.scheduler == SLURM:
         return "Slurm (the cpuset of its job)"
@@ -210,7 +210,7 @@ def owner_of(facts: ProcessFacts, root: str = "") -> str | None:
 
 
 def _owner_of_threads(facts: ProcessFacts, moved: Sequence[Thread], root: str) -> str:
-    """Return what moved threads of a process: OpenMP gives each thread its own place."""
+    """Return what moved threads of a process: OpenMP, which binds each thread, or unknown."""
     main = facts.threads[0]
     maps = (content(f"{root}/proc/{facts.pid}/maps") or b"").decode(errors="replace")
     # The library of an OpenMP runtime: of GCC, Intel or LLVM.
@@ -220,5 +220,5 @@ def _owner_of_threads(facts: ProcessFacts, moved: Sequence[Thread], root: str) -
         if runtime and thread.name == main.name and not thread.mask > main.mask:
             return f"OpenMP ({runtime[1]} and its threads); to end that: OMP_PROC_BIND=false"
     if all(thread.mask > main.mask for thread in moved):
-        return "unknown (it moved the main thread alone)"
-    return f"unknown (it moved threads: {', '.join(sorted({thread.name for thread in moved}))})"
+        return "unknown (only the main thread was moved)"
+    return f"unknown (moved threads: {', '.join(sorted({thread.name for thread in moved}))})"

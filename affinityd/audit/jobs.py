@@ -40,7 +40,7 @@ from affinityd.linux.processes import (
 from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import UNKNOWN
 
-# Only names that root gave count: below a `user.slice` any user may name a cgroup. Sources: Slurm's
+# Only names given by root count: below a `user.slice` any user may name a cgroup. Sources: Slurm's
 # src/plugins/cgroup/v1 and v2, cgroup.conf(5); the kubelet's pkg/kubelet/cm/
 # cgroup_manager_linux.go; names of containers by containerd, CRI-O, Docker and Podman.
 
@@ -50,7 +50,7 @@ _UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 _ID = rf"{_HEX}{{64}}"
 
 # These patterns are for paths that end with a slash.
-#: To a reader in a cgroup namespace, paths outside of it begin with `..`.
+#: For a reader in a cgroup namespace, paths outside the namespace begin with `..`.
 _beside = re.compile(r"(?:/\.\.)+(?=/)").match
 _users = re.compile(r"/(?:user(?:-\d+)?\.slice|user@\d+\.service)(?=/)").search
 #: Slurm 26.05 may name a job's folders by its SLUID.
@@ -60,7 +60,7 @@ _slurm = re.compile(
     r"(?:/step_(?P<step>[^/]+))?"
 ).search
 _title = re.compile(r"slurmstepd: \[(\d{1,10})\.").match
-#: A pod's folder: a slice with the systemd driver. containerd without it appends the container.
+#: A pod's folder; with the systemd driver, a slice. containerd without this driver appends an id.
 _pods = re.compile(
     rf"/(?:(?:kubelet-)?kubepods(?:-burstable|-besteffort|-system)?-pod(?P<slice>{_UID})\.slice"
     rf"(?::[^:/]+:(?P<container>{_ID}))?|pod(?P<folder>{_UID}))(?=/)"
@@ -74,9 +74,9 @@ _container_folder = re.compile(
 def membership(cgroup_text: str, root: str = "/") -> Membership:
     """Return the job and container of a process, by its /proc/PID/cgroup.
 
-    The first line with a job counts: in a hybrid hierarchy some lines have none. If the job's
-    folder has a SLUID, a slurmstepd's title tells the job's number; without one the SLUID is its
-    name.
+    The first line with a job counts: in a hybrid hierarchy some lines have no job. If a SLUID names
+    the job's folder, a slurmstepd's title tells the job's number; without a slurmstepd the SLUID
+    stands for the number.
     """
     in_container = Membership()
     for _, path in hierarchies(cgroup_text):
@@ -94,7 +94,7 @@ def membership(cgroup_text: str, root: str = "/") -> Membership:
 def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
     """Return a job's number, from root's slurmstepd in a step's cgroup: `slurmstepd: [7.batch]`.
 
-    None: no step lives, or its title is `[7+1.0]`, a component of job 7 with another number.
+    None: no step lives, or the title is `[7+1.0]`: a component of job 7, which has its own number.
     """
     proc = f"{root.rstrip('/')}/proc"
     for folder in Cgroups(cgroup_text, root).folders("cgroup2", ""):
@@ -102,14 +102,14 @@ def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
             continue
         for step in listed(folder):
             for pid in map(int, text(f"{folder}/{step}/slurm/cgroup.procs").split()):
-                # The uid first: to read a title may wait for a lock of the process's memory.
+                # Check the uid first: reading a title may wait for a lock of the process's memory.
                 if uid_of(pid, proc) == ROOT and (title := _title(title_of(pid, proc))):
                     return title[1]
     return None
 
 
 def service(cgroup_text: str) -> str | None:
-    """Return systemd's service of a process, by its /proc/PID/cgroup; None: it has none."""
+    """Return systemd's service of a process, by its /proc/PID/cgroup; None: it is in no service."""
     for part in cgroup_text.replace("\n", "/").split("/"):
         if part.endswith(".service"):
             return part
@@ -145,15 +145,15 @@ def _container(path: str) -> str | None:
     return found["id"] if found else None
 
 
-MOST_ABOVE = 8  #: ancestors that are checked
+MOST_ABOVE = 8  #: how many ancestors are checked
 
 
 def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[int, int]:
-    """Return the topmost process that a pin should move with a holder, as a server with its engine.
+    """Return far holder → the topmost process that a pin should move with it, such as its server.
 
-    It and all processes between are in the holder's process group, unlike a session's shell. Below
-    it no process holds other GPUs, and most of its children lead to holders: otherwise the other
-    children might be ranks without a GPU yet.
+    The topmost process and all between are in the holder's process group, unlike a session's shell.
+    Below the topmost process no process holds other GPUs. Most of its children lead to holders:
+    otherwise the other children might be ranks without a GPU yet.
     """
     living = [process for process in processes if process.facts.threads]
     holders = [process for process in living if process.facts.holding is not None]
@@ -186,7 +186,7 @@ def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[
 
 
 def _kin(pid: int, proc: str) -> tuple[int, tuple[object, ...]]:
-    """Return a process's parent, and the traits by which both are recognized as one program.
+    """Return a process's parent, and the process's traits; processes of a program have the same.
 
     An ended process, or a container's init, shares its traits with no other process.
     """
@@ -202,7 +202,7 @@ GONE = "X"  #: a dead process's state, proc_pid_stat(5)
 
 
 def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
-    """Return why a process that holds a GPU belongs to no living job; None: it belongs to one."""
+    """Return why a process that holds a GPU belongs to no living job; None: it is no orphan."""
     if facts.holding is None:
         return None
     if is_zombie(facts):
@@ -244,7 +244,7 @@ STEPD = "slurmstepd"  #: the program that runs each step of a job, as root, from
 
 
 class ProcessOwners:
-    """Finds the owners of processes on a Slurm node; elsewhere a process may have none."""
+    """Finds the owners of processes on a Slurm node; on other nodes a process needs no owner."""
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes
@@ -269,7 +269,7 @@ class ProcessOwners:
         return job_of
 
     def why_not(self, uid: int | None) -> str | None:
-        """Return why a process of a user has no owner; None: it has one, or that is unknown."""
+        """Return why a user's process has no owner; None: it has an owner, or that is unknown."""
         if uid is None or uid < FIRST_USER or not self._processes.has_all:
             return None
         if uid in self._users or not self._of_root("slurmd"):
@@ -280,7 +280,7 @@ class ProcessOwners:
         )
 
     def _programs_of_root(self, name: str) -> frozenset[int]:
-        """Return the pids of root's programs with a name: other users may reuse the name."""
+        """Return the pids of root's programs of a name; other users' programs may have it, too."""
         pids = set()
         for pid, stat in self._processes.by_pid.items():
             is_named = stat.name == name and not stat.is_zombie
@@ -290,7 +290,7 @@ class ProcessOwners:
 
     @cached_property
     def _jobs(self) -> frozenset[Job]:
-        """The jobs in a slurmstepd's cgroup path or title: `slurmstepd: [7.batch]`."""
+        """The jobs that slurmstepds name in cgroup paths or titles (`slurmstepd: [7.batch]`)."""
         proc = self._processes.proc
         root = proc.removesuffix("proc")
         jobs = set()

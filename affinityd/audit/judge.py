@@ -1,8 +1,8 @@
 """Judges where a process may run, seen from its GPUs. Pure: facts in, judgment out.
 
 CPUs near any of its GPUs are near. Threads that libraries pin (NCCL near its NIC, OpenMP one to a
-core) are no mismatch. The GPUs of a job divide the CPUs that it asked for: if fewer of them are
-near, no mask is wrong, since a pin would take CPUs away; the remedy is another allocation.
+core) are no mismatch. The GPUs of a job divide the CPUs that the job asked for: if too few of these
+are near, no mask is wrong, since a pin would take CPUs away; the remedy is another allocation.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from affinityd.topology.nearness import (
     vicinity,
 )
 
-#: Daemons of GPU nodes that may hold GPUs, by the 15 characters of a name that the kernel keeps. A
-#: process of a user or of a Slurm job is never one, whatever its name.
+#: Daemons of GPU nodes that may hold GPUs; the kernel keeps 15 characters of a name. A process of a
+#: user or of a Slurm job is never such a daemon, whatever its name.
 DAEMONS = frozenset(
     name[:15]
     for name in (
@@ -109,7 +109,7 @@ class Judge:
         return replace(process, placement=together, cause=cause)
 
     def _is_set_by_library(self, mask: CpuSet, main_masks: Collection[CpuSet]) -> bool:
-        """Whether a library set a thread's mask: it is one core, or narrower than a main mask.
+        """Whether a library set a mask: then the mask is one core, or narrower than a main mask.
 
         `main_masks`: the main thread's mask now, and its mask before the process was pinned.
         """
@@ -121,7 +121,7 @@ class Judge:
 
 
 def is_known_daemon(facts: ProcessFacts) -> bool:
-    """Return whether a process is one of the known daemons of every node, which do not count."""
+    """Return whether a process is one of DAEMONS; these are not counted."""
     is_systems = facts.uid is not None and facts.uid < FIRST_USER
     return facts.name in DAEMONS and is_systems and facts.membership.scheduler != SLURM
 
@@ -134,7 +134,7 @@ PinOwners = tuple[str, ...]  #: like `slurm 7`, `container cd34cd34cd34` or `ses
 
 
 def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
-    """Return the CPUs that several owners have pinned for their exclusive use, by these owners.
+    """Return several owners → the CPUs that each of them has pinned for its exclusive use.
 
     A pin counts if it is narrower than the near CPUs that the process could have.
     """
@@ -177,13 +177,13 @@ def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Allocation:
-    """CPUs that the GPUs of a job divide between them: each GPU is a rank."""
+    """The CPUs of a job, which the job's GPUs divide: each GPU counts as a rank."""
 
-    cpus: CpuSet  #: union of overlapping cpusets: online CPUs that are not reserved
+    cpus: CpuSet  #: the union of overlapping cpusets, without offline and reserved CPUs
     gpus: tuple[GpuKey, ...]  #: sorted by index
     granted: int | None  #: how many of these CPUs the job asked for; None: not known
     asked: int | None  #: how many each rank asked for; None: not known
-    has_slices: bool = False  #: its processes have disjoint masks, as Slurm's slices are
+    has_slices: bool = False  #: its processes have disjoint masks, like slices of Slurm
 
 
 class Allocations:
@@ -197,7 +197,7 @@ class Allocations:
         self.ranks = cache(self._ranks)
 
     def of(self, cpuset: CpuSet, holders: Collection[ProcessFacts]) -> Allocation:
-        """Return the CPUs that this cpuset's processes divide with other holders of the job's GPUs.
+        """Return the allocation that this cpuset's processes share with other holders of the job.
 
         All cpusets that overlap, directly or through others, are one allocation.
         """
@@ -248,8 +248,8 @@ class Allocations:
     def _is_given(self, process: AuditedProcess, allocation: Allocation, mask: CpuSet) -> bool:
         """Whether the process has its only mask because its job asked for so many CPUs.
 
-        Cgroups may not tell this. It is so if a plan for as many CPUs gives this mask; or if the
-        mask is Slurm's slice, and a pin near the GPU would take CPUs of another task.
+        Cgroups may not tell how many it asked for. The answer is yes if a plan for as many CPUs
+        gives this mask, or if masks are Slurm's slices: a pin would take CPUs of another task.
         """
         if allocation.has_slices:
             return True
@@ -265,7 +265,7 @@ class Allocations:
     def _widened(
         self, process: AuditedProcess, allocation: Allocation, asked: int | None
     ) -> CpuSet | None:
-        """Return a process's CPUs in a plan for `asked` CPUs for each GPU; None: all are near."""
+        """Return a process's CPUs in a plan for `asked` CPUs per GPU; None: it adds no far CPU."""
         if not asked:
             return None
         ranks = self.ranks(allocation, Options(mode="node", cpus=asked))
@@ -314,7 +314,7 @@ def _have_slices(holders: Iterable[ProcessFacts]) -> bool:
 
 
 def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
-    """Return how many of `cpus`, which are its processes', a job asked for; None: unknown.
+    """Return how many of its processes' `cpus` a job asked for; None: unknown.
 
     Slurm confines a job to its allocation; a container asked for no more than its CPU limit.
     """

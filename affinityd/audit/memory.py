@@ -27,11 +27,11 @@ from affinityd.text import amount
 from affinityd.threads import Readings
 from affinityd.topology.nearness import ALLOCATION, LOCAL, REMOTE, UNKNOWN, Vicinity
 
-#: The far part of memory: a line mentions it if it is MENTIONED or more; it is a mismatch if it is
-#: MOST or more. Some memory of files, and some shared memory, is always far.
+#: The least far part of memory that a line mentions, and the least that is a mismatch. Some memory
+#: of files, and some shared memory, is always far.
 MENTIONED, MOST = 0.1, 0.5
 LEAST = 2**30  #: bytes of far memory below which a line is shown only on request
-#: Time that a scan may take for samples. Processes that it does not reach keep their last sample.
+#: Seconds for the samples of a scan; a process that the scan does not reach keeps its last sample.
 SECONDS = 0.05
 
 MEMORY_LOCALITIES = (LOCAL, REMOTE, UNKNOWN)
@@ -62,9 +62,9 @@ class HostMemory:
     resident: ResidentMemory
     near: frozenset[int]  #: NUMA nodes near its GPUs; empty: not known
     far: frozenset[int]  #: the host's other nodes, without GPU memory such as Grace's
-    placement: str  #: of its CPUs
-    policy: MemoryPolicy | None = None  #: the main thread's; None: it cannot be read
-    refused: float = 0.0  #: bytes that near nodes had no room for since boot: numa_foreign
+    placement: str  #: placement of the process's CPUs
+    policy: MemoryPolicy | None = None  #: policy of the main thread; None: it cannot be read
+    refused: float = 0.0  #: bytes since boot for which near nodes had no room (numa_foreign)
     room: float = float("inf")  #: bytes for which near nodes have room now
     allowed: frozenset[int] | None = None  #: the nodes of the process's cpuset; None: not known
 
@@ -112,7 +112,7 @@ class HostMemory:
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """Why some of it is probably pinned, and cannot move; empty: probably none is."""
+        """Signs that some memory is pinned, and so cannot move; empty: there is no sign."""
         buffers = self._buffers(self.resident.nodes)
         sizes = {**self.resident.locked, **({CUDA_MAPPED: buffers} if buffers else {})}
         return tuple(f"{name} {amount(size)}" for name, size in sizes.items())
@@ -137,7 +137,7 @@ class HostMemory:
         if self.allowed is not None and self.allowed.isdisjoint(self.near):
             return ALLOCATION
         policy = self.policy or MemoryPolicy(None)
-        # If a policy has both near and far nodes, the kernel takes near ones first or in turn.
+        # If a policy has near and far nodes, the kernel takes near nodes first, or all in turn.
         is_in_turn = (policy.policy or "").endswith("interleave")
         is_sent = policy.nodes - self.near if is_in_turn else not policy.nodes & self.near
         if policy.nodes and is_sent:
@@ -149,11 +149,11 @@ class HostMemory:
         return UNKNOWN if self.placement == UNKNOWN else LATE
 
     def is_notable(self, least: float = LEAST) -> bool:
-        """Return whether `least` bytes or more are far, and a notable part of all."""
+        """Return whether enough memory is far: `least` bytes, and the part MENTIONED of all."""
         return self.cause is not None and self.placed[REMOTE] >= least
 
     def remedy(self, pid: int | None) -> str | None:
-        """Return the remedy, maybe a command that moves `pid`'s memory; None: none is needed."""
+        """Return the remedy, maybe a command that moves `pid`'s memory; None: little is far."""
         if self.cause is None:
             return None
         remedy = REMEDIES[self.cause]
@@ -188,7 +188,7 @@ _Name = tuple[int, int]  #: pid and start
 
 
 class MemoryMeter:
-    """Samples the memory of processes in turns, and keeps the last sample of the others."""
+    """Samples the memory of processes in turns, and keeps the last sample of each process."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds  # for one look
@@ -198,10 +198,10 @@ class MemoryMeter:
     def look(
         self, processes: Mapping[_Name, tuple[Vicinity, str]], users: Mapping[int, int | None]
     ) -> Mapping[int, HostMemory]:
-        """Return the memory of processes by pid; of some processes only the size may be known.
+        """Return the memory of processes by pid; for some processes it may be only the size.
 
-        `processes`: by pid and start, the surroundings of their GPUs, and the placement of their
-        CPUs. `users`: by pid.
+        `processes`: pid and start → the surroundings of its GPUs, and the placement of its CPUs.
+        `users`: pid → uid.
         """
         end = time.monotonic() + self._seconds
         self._found = {name: it for name, it in self._found.items() if name in processes}

@@ -25,19 +25,19 @@ class Holding:
     gpu: GpuKey
     memory_bytes: int | None = None  #: of GPU memory; None: not known
     mig: str | None = None  #: UUID of the MIG instance
-    beside: tuple[GpuKey, ...] = ()  #: other GPUs on which it works as much, by index
+    beside: tuple[GpuKey, ...] = ()  #: other GPUs on which it works about as much, by index
 
 
 @dataclass(frozen=True)
 class GpuHolders:
     """The holders of GPUs, as far as known: from one source, or from all of them."""
 
-    #: From all sources, one for each process; from one source, one for each process and GPU.
+    #: One for each process if from all sources; one for each process and GPU if from one source.
     holdings: tuple[Holding, ...] = ()
     #: GPUs with unknown processes → why, and the remedy
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)
-    lost: frozenset[GpuKey] = frozenset()  #: those of `unknown` that do not answer any more
-    gone: tuple[Gpu, ...] = ()  #: GPUs that the machine had, and has no more
+    lost: frozenset[GpuKey] = frozenset()  #: GPUs of `unknown` that do not answer any more
+    gone: tuple[Gpu, ...] = ()  #: GPUs that the machine had before, but has no more
     loads: Mapping[GpuKey, NvmlLoad] = field(default_factory=dict)
     #: When the source was asked, seconds since boot; a pid that started later is another process.
     #: inf: within this scan.
@@ -46,7 +46,7 @@ class GpuHolders:
 
     @classmethod
     def unknown_of(cls, gpus: Iterable[Gpu], why: str) -> GpuHolders:
-        """Return holders that say: nothing is known of these GPUs' processes."""
+        """Return the answer of a source that knows no processes of these GPUs, and why."""
         return cls(unknown={gpu.key: why for gpu in gpus})
 
 
@@ -59,7 +59,7 @@ class Job:
 
     scheduler: str  #: SLURM or KUBERNETES
     id: str  #: Slurm's job number, or the pod's uid with its dashes
-    namespace: str = ""  #: only of a container that kubelet names, as the two fields below
+    namespace: str = ""  #: only of a container that kubelet names, like the two fields below
     pod: str = ""
     container: str = ""
 
@@ -96,7 +96,7 @@ class ContainerResources:
     #: resource name, such as nvidia.com/gpu → ids of its devices
     devices: Mapping[str, frozenset[str]] = field(default_factory=dict)
     claims: frozenset[str] = frozenset()  #: devices given by DRA: gpu.nvidia.com/gpu-0
-    cpus: CpuSet = frozenset()  #: exclusive CPUs; empty: it uses the shared pool
+    cpus: CpuSet = frozenset()  #: exclusive CPUs; empty: the container uses the shared pool
     nodes: frozenset[int] = frozenset()  #: the NUMA nodes of its devices, if kubelet knows them
     gpus: tuple[GpuKey, ...] = ()  #: GPUs of this node among its devices
 
@@ -116,7 +116,7 @@ class ProcessFacts:
     start: int  #: clock ticks since boot
     parent: int
     state: str  #: proc_pid_stat(5): R, S, D, Z …
-    gpu: GpuKey  #: its own GPU, or that of the nearest ancestor that holds one
+    gpu: GpuKey  #: its own GPU, or the GPU of its nearest ancestor that holds a GPU
     holding: Holding | None  #: None: a descendant of a holder, without a GPU of its own
     membership: Membership = field(default_factory=Membership)
     cpuset: CpuSet | None = None  #: the CPUs that its cgroup allows; None: unknown
@@ -125,7 +125,7 @@ class ProcessFacts:
     children_ticks: int = 0  #: CPU time of ended children for which it has waited
     session: int | None = None  #: pid of the process that leads its session
     service: str | None = None  #: its systemd unit, from its cgroup's path
-    holder: int | None = None  #: pid of the ancestor that holds the GPU; None: the process does
+    holder: int | None = None  #: pid of the ancestor that holds the GPU; None: the process itself
     beside: tuple[GpuKey, ...] = ()  #: other GPUs that it, or its holder, uses besides `gpu`
     cgroups: str = ""  #: /proc/PID/cgroup
     #: Whether a cpuset confines its job. If not, masks alone may limit a Slurm job to fewer CPUs.
@@ -146,13 +146,13 @@ class ProcessFacts:
 
     @property
     def owner(self) -> str | None:
-        """Its job or container, as messages show it: `pod team/train-0` if kubelet names it."""
+        """Its pod if kubelet names that, as `pod team/train-0`; else its job or container."""
         given = self.given
         return self.membership.owner if given is None else f"pod {given.namespace}/{given.pod}"
 
     @property
     def part(self) -> Job | None:
-        """Its container of a pod, if kubelet names it; else its job."""
+        """The container of its pod, if kubelet names the container; else its job."""
         job, given = self.membership.job, self.given
         if job is None or given is None:
             return job
@@ -164,7 +164,7 @@ class PlacedThread(NamedTuple):
 
     thread: Thread
     placement: str  #: as in `affinityd.topology.nearness`: local, mixed, remote, unpinned, unknown
-    pinned_itself: bool  #: a library pinned it: it is not judged
+    pinned_itself: bool  #: a library pinned the thread, which is then not judged
 
 
 @dataclass(frozen=True)
@@ -176,19 +176,19 @@ class AuditedProcess:
     threads: tuple[PlacedThread, ...]  #: in the same order as in its facts
     cause: str | None = None  #: one of `nearness.CAUSES`; None: local or unknown
     is_daemon: bool = False  #: a daemon of every node (nvidia-persistenced …): not counted
-    orphan: str | None = None  #: why it belongs to no living job; None: it belongs to one
+    orphan: str | None = None  #: why it belongs to no living job; None: it is no orphan
     near: CpuSet | None = None  #: the CPUs near any of its GPUs; None: unknown for one of them
 
     @property
     def is_mismatch(self) -> bool:
-        """Whether the process counts, and may run far from its GPU."""
+        """Whether the process is no daemon, and may run far from its GPU."""
         return self.cause is not None and not self.is_daemon
 
     @property
     def judged(self) -> Mapping[CpuSet, str]:
         """The masks of running threads that no library pinned, and their placements.
 
-        The main thread may have ended before the others.
+        A main thread that ended before the others is not running.
         """
         running = self.threads[1:] if self.facts.state in ENDED else self.threads
         return {thread.mask: word for thread, word, itself in running if not itself}
@@ -201,10 +201,10 @@ NO_NAMES: ContainerNames = MappingProxyType({})
 
 @dataclass(frozen=True)
 class NamedPods:
-    """The processes of a scan; those in pods have what kubelet gave their containers."""
+    """The processes of a scan; a process in a pod has what kubelet gave its container."""
 
     processes: list[AuditedProcess]
-    notices: tuple[str, ...] = ()  #: why some are not named, as sentences
+    notices: tuple[str, ...] = ()  #: sentences that say why some pods are not named
     reserved: Mapping[GpuKey, str] = field(default_factory=dict)  #: GPU → the pod that has it
 
 
@@ -232,19 +232,19 @@ class Scan:
 
     time: float  #: start of the scan, seconds since the epoch
     seconds: float  #: duration of the scan
-    #: Sorted by GPU: each holder by pid, then its descendants, parents first; known daemons, too.
+    #: Sorted by GPU and holder's pid; its descendants follow, parents first. Daemons are included.
     processes: tuple[AuditedProcess, ...]
     near: Mapping[GpuKey, CpuSet | None]  #: each GPU → its near CPUs; None: not known
     unknown: Mapping[GpuKey, str]  #: GPUs with unknown processes → why
-    lost: frozenset[GpuKey] = frozenset()  #: those of `unknown` that do not answer any more
-    gone: tuple[Gpu, ...] = ()  #: GPUs that the machine had, and has no more
+    lost: frozenset[GpuKey] = frozenset()  #: GPUs of `unknown` that do not answer any more
+    gone: tuple[Gpu, ...] = ()  #: GPUs that the machine had before, but has no more
     loads: Mapping[GpuKey, NvmlLoad] = field(default_factory=dict)
     #: GPUs that no process uses → the job that has them, if known
     reserved: Mapping[GpuKey, str] = field(default_factory=dict)
     #: Names of several jobs → the CPUs that all of them have pinned for their exclusive use
     overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not read within the time limit
-    divided: frozenset[int] = frozenset()  #: pids with a holder of other GPUs below
+    divided: frozenset[int] = frozenset()  #: pids of processes above a holder of other GPUs
     #: Pid of a far holder → the topmost process that a pin should move with it
     tree_tops: Mapping[int, int] = field(default_factory=dict)
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
@@ -260,7 +260,7 @@ class Scan:
     history: Mapping[GpuKey, str] = field(default_factory=dict)
     #: GPUs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey, float] = field(default_factory=dict)
-    numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
+    numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: no such file
     notices: tuple[str, ...] = ()  #: more remarks, as sentences
     boot: float = float("inf")  #: start of the scan, seconds since boot
     demo: str | None = None  #: name of the replayed machine; None: these processes run here

@@ -1,4 +1,4 @@
-"""The remedies of mismatches, by their cause and by what gave the CPUs; how to end an orphan.
+"""The remedies for mismatches, by the cause and by what gave the CPUs; and those for orphans.
 
 No remedy ends a process that still computes.
 """
@@ -56,11 +56,11 @@ class Remedies:
         self._near = Judge(topology).vicinity
 
     def sentence(self, process: AuditedProcess) -> str | None:
-        """Return the remedies for all that is wrong with a process; None: nothing is."""
+        """Return the remedies for all that is wrong with a process; None: nothing is wrong."""
         return "; ".join(filter(None, (self.of(process), self.end(process)))) or None
 
     def of(self, process: AuditedProcess) -> str | None:
-        """Return the remedy for a process's placement; None: none is needed, or there is none."""
+        """Return the remedy for a process's placement; None: the process is no mismatch."""
         if not process.is_mismatch or process.cause is None:
             return None
         near = self._near(process.facts.gpus)
@@ -79,19 +79,19 @@ class Remedies:
         return f"{why}{start}; {self._pin(process, near.gpus)} fixes it now"
 
     def of_memory(self, process: AuditedProcess, memory: HostMemory) -> str | None:
-        """Return the remedy for its far memory; None: none is needed."""
+        """Return the remedy for a process's far memory; None: little memory is far."""
         is_pods = process.facts.membership.scheduler == KUBERNETES
         return memory.remedy(None if is_pods else process.facts.pid)
 
     def end(self, process: AuditedProcess) -> str | None:
-        """Return the remedy for an orphan; None: there is none, or it is no orphan."""
+        """Return the remedy for an orphan; None: the process is no orphan, or nothing helps."""
         facts = process.facts
         if process.orphan is None:
             return None
         if facts.state == GONE:
             return "reset the GPU when no other process uses it"
         if is_zombie(facts):
-            # The parent may be a running job that notices soon: no remedy may kill that.
+            # The parent may be a running job that notices soon, so no remedy may kill the parent.
             if facts.parent <= INIT:
                 return None
             return f"check process {facts.parent}, which must wait(2) for it or end"
@@ -107,7 +107,7 @@ class Remedies:
         return holder
 
     def _pin(self, process: AuditedProcess, gpus: Sequence[Gpu]) -> str:
-        """Return the pin command; GPUs by UUID or address: a process may number them otherwise."""
+        """Return the pin command, which names GPUs by UUID or address: numbers may differ."""
         target = self._target(process).facts
         is_forced = target.pid in self._to_force
         top = self._scan.tree_tops.get(target.pid)
@@ -117,7 +117,7 @@ class Remedies:
         return pin_command(target.pid, gpu_names(gpus), tree=is_tree, force=is_forced)
 
     def _allocated(self, facts: ProcessFacts, near: Vicinity) -> str:
-        """Describe which CPUs a process was given, and how its job gets near ones."""
+        """Describe which CPUs a process was given, and how its job gets near CPUs."""
         container = facts.membership.container
         if facts.membership.scheduler == KUBERNETES:
             given = pod_was_given(near, facts.cpuset, facts.given)
@@ -134,7 +134,7 @@ class Remedies:
 
 
 def gpu_names(gpus: Sequence[Gpu]) -> str:
-    """Return the option that names GPUs, with a blank: a process may number them in its own way."""
+    """Return --gpus and a blank; UUIDs and addresses mean the same GPU to every process."""
     return f"--gpus {','.join(gpu.uuid or gpu.pci_bus_id for gpu in gpus)} "
 
 

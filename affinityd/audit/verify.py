@@ -29,7 +29,7 @@ class Verification:
     policy: MemoryPolicy | None = None  #: memory policy of the main thread; None: it cannot be read
     memory: HostMemory | None = None
     least: int = LEAST  #: bytes below which far memory does not count
-    is_self: bool = False  #: it is this command itself, which ends now: no pin helps
+    is_self: bool = False  #: the process is this command, which ends now: no pin helps
     doubt: str = ""  #: why it may use other GPUs than assumed here
     remark: str = ""  #: remark that its environment and the driver name different GPUs
     far_nics: tuple[str, ...] = ()  #: sentences about RDMA devices far from the GPUs
@@ -113,8 +113,8 @@ class Verification:
 def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Verification:
     """Judge one process by the GPUs and the cpuset of its plan.
 
-    The cause is the allocation if its job asked for more CPUs than are near, and the process has
-    those near ones, too.
+    The cause is the allocation if the job asked for more CPUs than are near, and the process may
+    run on all near CPUs of the plan, too.
     """
     gpus = {rank.gpu.key: rank.gpu for rank in ranks}
     near = vicinity(judge.topology, tuple(gpus.values()), {rank.memory_node for rank in ranks})

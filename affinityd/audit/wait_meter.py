@@ -34,14 +34,14 @@ from affinityd.linux.scheduling import (
 )
 
 MOST_OTHERS = 64  #: how many other processes are read: those that used most CPU time
-MOST_MASKS = 256  #: how many threads of each are read
+MOST_MASKS = 256  #: how many threads of each process are read
 LEAST_PART = 0.005  #: proportion of the interval: a process that ran for less is not listed
 #: If a process ran longer than its living threads by more than this part, threads have ended.
 SHORT_LIVED_PART = 0.2
 #: Ticks by which a process and its threads may differ, since they are read one after another.
 LEAST_TICKS = 5
 
-_Name = tuple[int, int]  #: tid or pid, and start: never names another thread or process
+_Name = tuple[int, int]  #: tid or pid, and start: no other thread or process has both
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Other:
         """Read the mask, the user and the owner of a process that ran for `ran` seconds."""
         cgroups = cgroups_of(stat.number, proc)
         tids = thread_ids(stat.number, proc)[:MOST_MASKS]
-        # Threads that OpenMP has bound have a CPU each: the main thread's mask has only one.
+        # OpenMP binds each thread to another CPU, so the main thread's mask has only one CPU.
         mask: set[int] = set()
         for tid in tids:
             mask.update(mask_of(tid) or ())
@@ -71,7 +71,7 @@ class Other:
         return cls(stat, ran, frozenset(mask), uid_of(stat.number, proc), owner, unit)
 
     def kind(self, process: ProcessFacts) -> str:
-        """Return its kind for a process; OWN_THREADS: both are of one job, container or session."""
+        """Return its kind, seen from a process: OWN_THREADS if both are of one job or session."""
         stat = self.stat
         owner = process.membership.owner
         is_same = owner is not None and owner == self.owner
@@ -89,7 +89,7 @@ class Other:
 
 
 def runners_beside(process: ProcessFacts, cpus: CpuSet, others: Iterable[Other]) -> list[Runner]:
-    """Return the processes that ran on some CPUs of a process, the longest runners first."""
+    """Return the processes that ran on these CPUs of a process, the longest runners first."""
     runners = []
     for other in others:
         stat = other.stat
@@ -110,7 +110,7 @@ class _Look:
     """All counters at one moment."""
 
     time: float  #: seconds since boot
-    stolen: Mapping[int, float]  #: CPU → seconds that the hypervisor took of it
+    stolen: Mapping[int, float]  #: CPU → seconds that the hypervisor took from it
     processes: Mapping[_Name, ProcessFacts]  #: the waiters
     times: Mapping[_Name, ThreadTime]
     throttled: Mapping[str, Throttling]  #: folder of a cgroup → its throttling
@@ -120,8 +120,8 @@ class _Look:
 class WaitMeter:
     """Measures between two calls how long processes waited.
 
-    To read every process costs as much as a scan: that is done while some process waits, or at each
-    call if `names_others`.
+    Reading every process costs as much as a scan, so the meter does it only while some process
+    waits, or with `names_others` at each call.
     """
 
     def __init__(self, proc: str = PROC, *, names_others: bool = False) -> None:
@@ -140,7 +140,7 @@ class WaitMeter:
     ) -> Mapping[int, Waits]:
         """Return the waits since the last call, by pid; `now`: seconds since boot.
 
-        The waits of a new process are unknown, and all waits if the kernel does not count them.
+        The waits of a new process are unknown; all waits are, if the kernel does not count waits.
         """
         before = self._before
         look = self._counters(waiters, processes, now)
@@ -235,7 +235,7 @@ class WaitMeter:
         )
 
     def _times(self, waiter: ProcessFacts) -> Mapping[_Name, ThreadTime]:
-        """Read the times of all threads: one that waits may have run for less than a tick."""
+        """Read the times of all threads; a thread that waits may have run for less than a tick."""
         times = {}
         for thread in waiter.threads:
             time = thread_time(waiter.pid, thread.tid, self._proc)
@@ -247,8 +247,8 @@ class WaitMeter:
     def _thread_times(waiter: ProcessFacts, before: _Look, look: _Look) -> dict[int, ThreadTime]:
         """Return how long the threads ran and waited since the last call, by tid.
 
-        All time counts of a thread that began since then: the process did not have it, or the
-        process was not seen before.
+        A new thread counts with all its time: the process did not have it before or, if the process
+        is new here, too, the thread started after the last call.
         """
         times = {}
         waiter_before = before.processes.get((waiter.pid, waiter.start))
@@ -272,7 +272,7 @@ class WaitMeter:
     def _limit(
         self, waiter: ProcessFacts, before: _Look, look: _Look
     ) -> tuple[Throttling, str | None]:
-        """Return the throttling of its cgroup, or of the parent that was throttled longest.
+        """Return the longest throttling of a process's cgroup and its parents, and the folder.
 
         A cgroup that was removed and made again, as at a container's restart, counts from 0.
         """

@@ -17,7 +17,7 @@ WAIT_CAUSES = (THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM)
 
 SHORT_LIVED = "short-lived threads"  #: why the waits of a process are not known
 NOTABLE = 0.01  #: a process waits if its threads do so for more than this part of the interval
-KNOWN = 0.2  #: a fact explains a wait if it accounts for this part of it
+KNOWN = 0.2  #: a fact explains a wait if it accounts for this part of the wait
 MOSTLY = 0.5  #: a CPU limit that was used up in this part of its periods is the cause
 
 
@@ -36,15 +36,15 @@ class Runner:
 class Waits:
     """The seconds for which a process's threads waited, and what else the kernel counts."""
 
-    seconds: float  #: of the interval
+    seconds: float  #: length of the interval
     waited: float | None  #: of all threads together; None: threads began and ended meanwhile
     ran: float = 0.0  #: of all threads that may run only on `cpus`, together
-    cpus: CpuSet = frozenset()  #: on which the waiting threads may run
+    cpus: CpuSet = frozenset()  #: CPUs on which the waiting threads may run
     elsewhere: CpuSet = frozenset()  #: the other CPUs that are online
-    throttled: float = 0.0  #: the longest of its cgroup or a parent, summed over CPUs
+    throttled: float = 0.0  #: the longest throttling of its cgroup or a parent, summed over CPUs
     used_up: float = 0.0  #: the part of the limit's periods in which the cgroup used the limit up
     limited: str | None = None  #: the folder of the cgroup with the limit
-    stolen: float = 0.0  #: by the hypervisor from `cpus`, whichever process ran
+    stolen: float = 0.0  #: taken by the hypervisor from `cpus`, whichever process ran
     runners: Sequence[Runner] = ()  #: processes that ran on `cpus`, the longest runners first
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: of measured threads, by tid
     is_bound_to_one: bool = False  #: waiting threads may run on one CPU only, other threads on more
@@ -56,7 +56,7 @@ class Waits:
 
     @property
     def cause(self) -> str | None:
-        """The fact that explains the wait; None: hardly any wait, or no fact."""
+        """The fact that explains the wait; None: the wait is short, or no fact explains it."""
         if self.waited is None or self.waited < NOTABLE * self.seconds:
             return None
         # Even alone on its CPUs the process would have run no longer than its limit.
@@ -72,16 +72,16 @@ class Waits:
 
 
 def remedy(waits: Waits, scheduler: str | None, bound_by: str | None = None) -> str | None:
-    """Return the remedy for the cause of a process's waits; None: there is none.
+    """Return the remedy for the cause of a process's waits; None: no cause is known.
 
-    `scheduler`: of its job. `bound_by`: what set its threads' masks; None: that was not read.
+    `scheduler`: of the process's job. `bound_by`: what set the threads' masks; None: not read.
     """
     cause = waits.cause
     if cause is None:
         return None
     if cause == THROTTLED:
         return (
-            f"the CPU limit of its cgroup {waits.limited} is too small for it: raise the limit, or "
+            f"the CPU limit of its cgroup {waits.limited} is too small: raise the limit, or "
             "leave it out and keep the request"
         )
     if cause == OWN_THREADS and waits.is_bound_to_one:
@@ -99,14 +99,14 @@ def remedy(waits: Waits, scheduler: str | None, bound_by: str | None = None) -> 
         owner = f" of {other.owner}" if other.owner else ""
         names.append(f"{other.name} (process {other.pid}{owner})")
     confine = _confine(waits, waits.others[0], scheduler)
-    return f"on its CPUs there also ran {', '.join(names)}: {confine}"
+    return f"{', '.join(names)} also ran on its CPUs: {confine}"
 
 
 def _confine(waits: Waits, other: Runner, scheduler: str | None) -> str:
     if other.kind == SYSTEM:
         return (
-            "keep a service off with CPUAffinity= in its unit, and ranks off its CPUs with "
-            "affinityd's --reserved-cpus"
+            "keep a service off these CPUs with CPUAffinity= in its unit, and ranks off the CPUs "
+            "of the service with affinityd's --reserved-cpus"
         )
     schedulers = {scheduler, (other.owner or "").partition(" ")[0]}
     if "slurm" in schedulers:

@@ -34,14 +34,14 @@ class HolderSources:
         hold: str = HOLD,
         clock: Callable[[], float] = since_boot,
     ) -> None:
-        """Take the function that calls NVML, which is not called while the file `hold` exists."""
+        """Take the function that calls NVML; it is not called while the file `hold` exists."""
         self._proc = proc
         self._sys = sys
         self._clock = clock
         self._ask_nvml = ask_nvml
         self._maintenance = DriverMaintenance(sys, hold, proc)
         self._driver = driver
-        self._late = 0  # how many scans in a row got no answer of NVML in time
+        self._late = 0  # for how many scans in a row NVML did not answer in time
         self._files = DeviceFileScanner(proc, sys, dev)
         self._seen: dict[str, Gpu] = {}  # GPUs that have been readable
 
@@ -133,9 +133,9 @@ def _by_index(gpu: GpuKey) -> tuple[int, str]:
 def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]:
     """Return each process with the GPUs on which it works, by ascending pid.
 
-    A process works on the GPU in which it holds most memory, and on GPUs in which it holds a
-    quarter of that: a mere context, as NCCL leaves on GPU 0, is 300 to 500 MiB. A GPU in which its
-    memory is not known counts, too.
+    A process works on the GPU in which it holds most memory, and on GPUs in which it holds at least
+    a quarter of that: a mere context, which NCCL leaves on GPU 0, takes 300 to 500 MiB. It also
+    works on GPUs in which its memory is not known.
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)
     for holding in sorted(holdings, key=_most_memory_first):
@@ -154,7 +154,7 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
 
 
 NVML_SECONDS = 10.0  #: seconds that NVML may take to answer
-MOST_LATE = 3  #: after so many scans in a row without an answer, NVML hangs
+MOST_LATE = 3  #: after so many scans in a row without an answer, NVML counts as hung
 
 
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
@@ -191,7 +191,7 @@ def _find(gpu: Gpu, reports: Iterable[GpuProcesses]) -> GpuProcesses | None:
 
 
 def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
-    """Whether an NVML list is this GPU's: indices shift when a GPU is gone."""
+    """Whether a list of NVML is about this GPU, whose index shifts when another GPU is gone."""
     for known, now in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
         if known and now:
             return known == now
@@ -199,7 +199,7 @@ def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
 
 
 def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
-    """Yield each process once, with its memory in all MIG devices, and the device with most of it.
+    """Yield each process once, with its memory in all MIG devices and the device with most memory.
 
     If a process is listed twice for a device, the larger size counts.
     """
@@ -245,7 +245,7 @@ def kfd_holders(gpus: Sequence[Gpu], sys: str = "/sys") -> GpuHolders:
 
 
 def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:
-    """Return KFD's gpu_id → GPU, by the render device that both name: each partition has its own.
+    """Return KFD's gpu_id → GPU. Both name a render device, and each partition has its own device.
 
     Files: topology/nodes/N/gpu_id, and drm_render_minor in topology/nodes/N/properties.
     """
@@ -279,7 +279,7 @@ def _uses(folder: str) -> Mapping[str, int]:
 # in sysfs tells its GPU: /sys/dev/char/MAJ:MIN. Ascend's files have no place there: /dev/davinciN
 # is taken to be the N-th NPU in PCI bus order.
 
-EVERY = 8  #: a process without such a file is checked again after this many scans
+EVERY = 8  #: a process without an open device file is checked again after this many scans
 
 #: Seconds that a scan may take; new processes and holders that it does not reach are read at the
 #: next scan.
@@ -299,7 +299,7 @@ class GpuDeviceFiles:
     def is_one(self, target: str) -> bool:
         """Whether an open file, by its path, may be a GPU's device file.
 
-        Files elsewhere are skipped: stat(2) may wait for a file server that does not answer.
+        Others outside /dev are skipped: stat(2) may wait for a file server that does not answer.
         """
         if target.rpartition("/")[2] in self.names:
             return True
@@ -320,7 +320,7 @@ class GpuDeviceFiles:
 
 
 class DeviceFileScanner:
-    """Looks through the open files of processes: of holders and new ones at each scan."""
+    """Checks the open files of processes; each scan checks holders and new processes."""
 
     def __init__(
         self,
@@ -394,7 +394,7 @@ class DeviceFileScanner:
 
 
 def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> GpuDeviceFiles:
-    """Return the GPUs' device files: by sysfs; by name if they have no place there."""
+    """Return the GPUs' device files, by sysfs or, if sysfs lacks them, by their names."""
     gpu_of = {}
     names = set()
     for number, name, key in _by_place(gpus, sys):

@@ -29,7 +29,7 @@ class NicUse:
 
 
 def far_nics(topology: Topology, gpus: Sequence[Gpu], use: NicUse) -> Iterator[str]:
-    """Yield a sentence with its remedy if a process uses none of the NICs near its GPUs."""
+    """Yield a sentence with a remedy if a process uses none of the NICs near its GPUs."""
     nics = nics_of_gpus(topology)
     best: list[NearNic] = []
     nearest: set[str] = set()

@@ -59,7 +59,7 @@ def owner() -> Iterator[Callable[..., str]]:
         (SLEEP, {}, "None"),
         ((*PINNED, *SLEEP), {}, "None"),
         ((*PINNED, *SLEEP), {"AFFINITYD_CPULIST": f"{CPU}"}, "affinityd (AFFINITYD_CPULIST)"),
-        (SLEEP, {"AFFINITYD_CPULIST": f"{CPU}"}, f"unknown (affinityd gave it CPUs {CPU})"),
+        (SLEEP, {"AFFINITYD_CPULIST": f"{CPU}"}, f"unknown (affinityd gave CPUs {CPU})"),
         (
             (*PINNED, *SLEEP),
             {"SLURM_CPU_BIND_LIST": f"0x0,{1 << CPU:#x}"},
@@ -119,4 +119,4 @@ def test_a_main_thread_that_was_pinned_alone_was_not_pinned_by_openmp(
     """taskset -p does so: the other threads may run on more CPUs than the main thread."""
     first = f"threading.Timer(0.5, os.sched_setaffinity, (os.getpid(), [{CPU}])).start()"
     said = owner([sys.executable, "-c", IN_PARALLEL.format(first=first)], {})
-    assert said == "unknown (it moved the main thread alone)"
+    assert said == "unknown (only the main thread was moved)"

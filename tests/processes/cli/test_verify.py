@@ -181,7 +181,7 @@ def test_every_thread_is_listed_and_equal_threads_share_a_row(capsys: Capture) -
     ]
     assert process["memory"] == {"policy": "default", "nodes": []}
     assert process["resident"]["0"] > 2**20
-    assert process["cpus_set_by"] == "unknown (it moved threads: far one)"
+    assert process["cpus_set_by"] == "unknown (moved threads: far one)"
     assert owner == f"process {pid} ({name}): CPUs set by {process['cpus_set_by']}"
     assert re.fullmatch(
         rf"process {pid} \({name}\): mismatch: 1 thread \(first \d+, far one\) may run on CPUs 0 "

@@ -96,7 +96,7 @@ RESET = reset_gpu(MACHINE.gpus[0].pci_bus_id)
         (scan(OF_JOB[0], SIBLING), ["GPU 0: process 1 (python) and 1 more of … 0000:10:00.0 1"]),
         (scan(*GHOSTS), [f"GPU 0: process 1 (python) and 2 more of … it is no more: {ALIVE}"]),
         (scan(beside(FAR_FROM_1)), ["GPUs 0-1: process 1 (python), user 1000: mask: "]),
-        (scan(process(1), waits=waiting(2.0)), ["GPU 0: process 1 … waits for CPUs, neighbor: on"]),
+        (scan(process(1), waits=waiting(2.0)), ["GPU 0: process 1 … for CPUs, neighbor: make"]),
         (scan(unknown=SILENT), ["GPUs 0-1: silent: None"]),
         (scan(near={**NEAR, GPU0: None}), ["GPU 0: its NUMA node is not known: None"]),
         (scan(**LOST, gone=GONE), [f"GPU 0: silent: {RESET}", f"{GPU_1}: {IS_GONE}: {RESCAN}"]),

@@ -75,8 +75,8 @@ def beside(kind: str, owner: str | None = None) -> Waits:
         (beside("neighbor", "slurm 8"), SLURM, "--exact"),
         (beside("neighbor", "kubernetes uid"), None, "static CPU manager"),
         (beside("neighbor"), KUBERNETES, "static CPU manager"),
-        (beside("system", "chronyd.service"), None, "other (process 7 of chronyd.service): keep"),
-        (waits(5, beside=[NEIGHBOR] * 4), None, f"ran {', '.join(['other (process 7)'] * 3)}:"),
+        (beside("system", "chronyd.service"), None, "chronyd.service) also ran on its CPUs: keep"),
+        (waits(5, beside=[NEIGHBOR] * 4), None, f"{', '.join(['other (process 7)'] * 3)} also"),
     ],
 )
 def test_a_remedy_names_the_limit_or_process_concerned(
