@@ -20,14 +20,14 @@ COMMANDS = {
     "serve": "run the daemon: plans, audits, metrics",
     "plan": "print a cpulist for each rank, without a daemon",
     "exec": "run a command on the CPUs near its GPU",
-    "init": "prepare a pod's containers to pin, in an init container",
+    "init": "write the files that pin a pod's programs, in an init container",
     "pin": "pin a running process near its GPU, thread by thread",
     "verify": "check whether a process runs near its GPU",
     "why": "measure how long a process waits for CPUs, and why",
     "audit": "show the processes of each GPU, and which run far from it",
     "doctor": "check this node for settings that keep ranks from near CPUs",
     "topology": "show the node as a tree: packages, NUMA nodes, GPUs, NICs",
-    "slurm": "print this node's lines of gres.conf, or compare slurmd's",
+    "slurm": "print this node's lines of gres.conf, or compare slurmd's with them",
     "snapshot": "capture this node into an archive, for --root elsewhere",
     "version": "print the version",
 }
@@ -77,7 +77,7 @@ def parser_of(name: str) -> Parser:
 
 
 def _import(name: str) -> ModuleType:
-    """Import a command. Raises ImportError if a file of it cannot be read."""
+    """Import a command. Raises ImportError if one of its files cannot be read."""
     try:
         return import_module(f"affinityd.cli.commands.{name}")
     except OSError as error:  # `entry` would take an OSError for an error of stdout

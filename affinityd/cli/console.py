@@ -26,8 +26,8 @@ def say(text: str) -> None:
     if sys.stderr is not None:
         try:
             sys.stderr.write(f"{one_line(text)}\n")
-        except OSError:  # no reader: the command continues without this line,
-            sys.stderr = None  # and Python must not write it at exit
+        except OSError:  # there is no reader, so the command continues without this line
+            sys.stderr = None  # otherwise Python would write the line again at exit
 
 
 def aligned(

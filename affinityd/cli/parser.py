@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON document") -> None:
-    """Add --format with `plain` or json, and --json. The last one on the command line counts."""
+    """Add --format with `plain` or json, and --json. The last of them that is given counts."""
     parser.add_argument(
         "--format", choices=(plain, "json"), default=plain, help=f"{plain} (default), or {json}"
     )
@@ -64,15 +64,15 @@ def duration(text: str) -> float:
         seconds = 0.0
     if not 0.1 <= seconds <= 3600:  # noqa: PLR2004 - from ten ticks of the kernel to an hour
         raise argparse.ArgumentTypeError(
-            f"{quote(text)} is not a time from 0.1s to 60m, as 10s or 2m"
+            f"{quote(text)} is not a time from 0.1s to 60m, like 10s or 2m"
         )
     return seconds
 
 
 def add_settings(parser: Parser, names: Iterable[str], shown: Container[str] = ()) -> None:
-    """Add flags for settings, each of which is also a variable and a line of the file.
+    """Add flags for settings, which variables and lines of the settings file may also set.
 
-    The help shows the `shown` ones, or all.
+    The help shows the settings in `shown`, or all settings if that is empty.
     """
     group = parser.add_argument_group(
         "settings", f"also AFFINITYD_* variables and lines of {config.DEFAULT_PATH}"
@@ -86,7 +86,7 @@ def add_settings(parser: Parser, names: Iterable[str], shown: Container[str] = (
 
 
 def sockets(arguments: argparse.Namespace) -> list[str]:
-    """Return the sockets of a daemon: --socket, else those that every client tries."""
+    """Return the sockets at which to ask a daemon: --socket, else the usual ones."""
     variables = config.variables()
     if arguments.socket is not None:
         variables[f"{config.PREFIX}SOCKET"] = arguments.socket
@@ -94,7 +94,7 @@ def sockets(arguments: argparse.Namespace) -> list[str]:
 
 
 def load_settings(arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings; the daemon's own only if they have flags. Raises InvalidRequestError."""
+    """Return the settings; those of DAEMON_ONLY need a flag. Raises InvalidRequestError."""
     flags = vars(arguments)
     ignored = settings.DAEMON_ONLY - flags.keys()
     names = [name for name in settings.SETTING_NAMES if name not in ignored]
@@ -110,7 +110,7 @@ DEVICE_OPTIONS = ("gpus", "rank", "ranks", "job", "visible", "granted")
 
 
 def add_plan_options(parser: Parser, title: str, names: Iterable[str]) -> None:
-    """Add parameters of a plan; the help shows those that people type, docs/api.md the others."""
+    """Add parameters of a plan; the help shows those that people type, docs/api.md shows all."""
     group = parser.add_argument_group(title, "docs/api.md has more of them")
     typed = {"gpus", "mode", "cpuset", "visible"}
     for name in names:
@@ -131,7 +131,7 @@ def plan_options(
 ) -> dict[str, str]:
     """Return the parameters of a plan among the arguments, by the API's names.
 
-    Raises InvalidRequestError for one that is given twice.
+    Raises InvalidRequestError for a parameter that is given twice.
     """
     chosen = {}
     for name in names:
@@ -144,7 +144,7 @@ def plan_options(
 
 
 def device_options(chosen: Mapping[str, str]) -> str:
-    """Return those parameters that choose GPUs as options, quoted for a shell."""
+    """Return the options for those parameters that choose GPUs, quoted for a shell."""
     options = ""
     for name in DEVICE_OPTIONS:
         if name in chosen:

@@ -1,4 +1,4 @@
-"""A command's target process, its plan, and its GPUs: from its environment, else the driver."""
+"""The target process of a command: its plan, and its GPUs by its environment or the driver."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def process_id(text: str) -> int:
 
 
 def living(pid: int) -> Stat:
-    """Return a process that can be pinned. Raises TargetError, which explains why not."""
+    """Return the process of a pid. Raises TargetError, which says why it cannot be pinned."""
     if not isinstance(pid, int) or pid < 1:  # a caller of affinityd.verify may pass any value
         raise TargetError(f"pid={pid!r} is not a PID; a PID is a whole number from 1")
     stat = stat_of(pid)
@@ -67,7 +67,7 @@ def _known_node() -> Node:
 def this_machine(lack: str) -> Node:
     """Return the machine on which this command runs.
 
-    Raises AffinityError for a replayed machine; `lack` says in the message what it lacks.
+    Raises AffinityError for a replayed machine; `lack`: what such a machine lacks.
     """
     node = _known_node()
     if node.replayed:
@@ -93,7 +93,7 @@ class ProcessPlanner:
     context: Callable[[Stat], ProcessContext] = field(default_factory=_cached_contexts)
 
     def cpuset(self, stat: Stat) -> CpuSet:
-        """Return a process's cpuset, since its mask may be wrong; unknown: every online CPU."""
+        """Return a process's cpuset, or all online CPUs if that is unknown: a mask may be wrong."""
         return self.context(stat).cpuset or self.node.topology.online
 
     def _variables(self, process: ProcessContext) -> dict[str, str]:
@@ -118,8 +118,8 @@ class ProcessPlanner:
             why = "it is another user's, or has ended; give --gpus, or run this as root"
             if os.geteuid() == 0:
                 why = (
-                    "it has ended, or root may not trace it here (no CAP_SYS_PTRACE, another user "
-                    "namespace, a security module); give --gpus"
+                    "the process has ended, or root may not trace it here (no CAP_SYS_PTRACE, "
+                    "another user namespace, a security module); give --gpus"
                 )
             raise TargetError(f"the environment of {shown(stat)} cannot be read: {why}")
         parameters = config.plan_parameters(self._variables(process), chosen)
@@ -177,16 +177,16 @@ class UsedGpus:
 
     reply: Reply  #: plan of the target process itself
     ranks: Mapping[int, Sequence[RankPlan]]  #: a process without an entry works for its parent
-    doubts: Mapping[int, str]  #: pid → why the process may use only some of them
-    remarks: Mapping[int, str]  #: the environment names other GPUs than the driver
+    doubts: Mapping[int, str]  #: pid → why the process may use only some of these GPUs
+    remarks: Mapping[int, str]  #: pid → a remark that the driver names other GPUs
     by_driver: bool = False  #: whether the driver, not the environment, named GPUs
 
 
 def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> UsedGpus:
     """Return the GPUs of a process and its descendants, which may be a launcher's ranks.
 
-    Unless the user has named GPUs, the driver is asked. Its answer counts if the environment names
-    other GPUs, or all. Raises AffinityError if there is no plan for the process itself.
+    The driver is asked unless the user has named GPUs. The driver is right if the environment names
+    other GPUs or all GPUs. Raises AffinityError if there is no plan for the process itself.
     """
     held = GpuHolders()
     if planner.node.replayed:
@@ -204,7 +204,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     by_driver = bool(remarks)
     unclear = set()
     for pid, gpus in used.items():
-        # With one place, all GPUs are near the same CPUs: any of them may be the one in use.
+        # GPUs of one place are near the same CPUs, so it does not matter which of them is used.
         places = {near_nodes(planner.node.topology, gpu) for gpu in gpus_of(gpus.reply.ranks)}
         if is_named or gpus.is_named or len(places) <= 1:
             continue
@@ -213,7 +213,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
         else:
             unclear.add(pid)
     doubts = {}
-    if ranks.keys() <= unclear:  # else the unclear ones only start or help GPU processes
+    if ranks.keys() <= unclear:  # else these only start or help processes that use GPUs
         doubts = {pid: _doubt(planner, ranks[pid], held) for pid in unclear}
     else:
         for pid in unclear - {process.number}:
@@ -227,14 +227,14 @@ class FoundGpus:
 
     reply: Reply
     ranks: Sequence[RankPlan]
-    is_named: bool  #: by its environment
+    is_named: bool  #: whether its environment names them
     remark: str = ""  #: remark that its environment names other GPUs
 
 
 def _gpus_of_process(
     planner: ProcessPlanner, stat: Stat, keys: Collection[tuple[str, int]]
 ) -> FoundGpus:
-    """Return the GPUs of a process by its environment; the driver says that it uses `keys`.
+    """Return the GPUs of a process, by its environment or by the driver, which names `keys`.
 
     Raises AffinityError if neither the environment nor the driver names a GPU.
     """
@@ -252,7 +252,7 @@ def _gpus_of_process(
             raise
     reply = planner.plan(stat, [gpu for gpu in planner.node.topology.gpus if gpu.key in keys])
     by_driver = _names(planner, reply.ranks)
-    remark = f"its environment leaves open which GPU it uses; the driver says {by_driver}"
+    remark = f"its environment leaves open which GPU the process uses; the driver says {by_driver}"
     if planned:
         remark = (
             f"its environment names {_names(planner, planned)}, but the driver says {by_driver}: "
@@ -263,9 +263,9 @@ def _gpus_of_process(
 
 def _doubt(planner: ProcessPlanner, ranks: Sequence[RankPlan], held: GpuHolders) -> str:
     """Return why a process that may use any of these GPUs is not judged."""
-    why = "the driver says that it uses none of them now"
+    why = "the driver says that the process uses none of them now"
     if held.unknown:
-        why = f"which one it uses is not known ({next(iter(held.unknown.values()))})"
+        why = f"it is not known which of them is used ({next(iter(held.unknown.values()))})"
     return (
         f"its environment names none of {_names(planner, ranks)}, and {why}: the process "
         "is not judged, since CPUs near any of them would count as near; name its GPU: --gpus N"

@@ -39,7 +39,7 @@ from affinityd.topology.rdma import usable_ports
 STATE_COLORS = dict.fromkeys((LOST, REMOTE, MIXED, ORPHAN), "31")
 STATE_COLORS |= {WAITING: "33", UNPINNED: "33", LOCAL: "32"}
 WATCH_SECONDS = 2.0  #: seconds between two scans
-MEMORY_SECONDS = 5.0  #: time limit for sampling memory; the memory of later processes is unknown
+MEMORY_SECONDS = 5.0  #: time limit for sampling memory; the memory of the rest is unknown
 CONFIRM = 0.3  #: seconds until a process that the driver lists, but /proc lacks, is looked up again
 
 
@@ -67,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print GPUs' processes. Return 1 if one is far or an orphan, 2 if some are unknown, else 0."""
+    """Print GPUs' processes. Return 1: one is far or an orphan; 2: some are unknown; 0: neither."""
     chosen = load_settings(arguments)
     auditor: Auditor | Demo
     if chosen.machine == BUSY:
@@ -179,7 +179,7 @@ def auditor_by(
     reserved: CpuSet,
     memory_seconds: float = SECONDS,
 ) -> Auditor:
-    """Return the auditor. `query` asks NVML for GPU processes; `reserved`: CPUs of no plan."""
+    """Return the auditor. `query` asks NVML for processes; `reserved`: CPUs that no plan uses."""
     names_pods = chosen.pod_resources or chosen.nri
     return Auditor(
         HolderSources(query).held,

@@ -80,7 +80,7 @@ def _table(node: str, results: Sequence[CheckResult], *, shows_all: bool) -> Ite
 
 
 def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> NodeFacts:
-    """Return the facts of a machine that these checks, or all, need. Raises TreeError."""
+    """Return a machine's facts for these checks or, without any, for all. Raises TreeError."""
     machine = Machine(settings)
     maintenance = DriverMaintenance(hold=hold).reason() if machine.is_live else None
     if maintenance is None and any(CHECKS[name].nvml for name in names or CHECKS):
@@ -113,12 +113,12 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
 
 
 def _daemon(settings: Settings) -> DaemonFacts:
-    """Probe the configured socket. If it is a default, probe where a daemon is expected."""
+    """Probe the configured socket. Instead of a default, probe where a daemon is expected."""
     default = config.default_socket()
     system = config.SYSTEM_SOCKET
     if settings.socket not in {default, system}:
         return probe(settings.socket)
-    # If one of these files exists, a daemon is installed here, or jobs ask for one.
+    # If one of these files exists, a daemon is installed here, or jobs ask for a daemon.
     expecting = (
         system,
         Path(system).with_name(NODE_FILE),

@@ -46,7 +46,7 @@ HIDDEN = (
     "max_physical_cores",
 )
 EXEC_PARAMETERS = ("gpus", "choose", "rank", "mode", "strict", "balanced", *HIDDEN)
-#: Launcher → a command line in which it starts each rank by exec, which pins the rank.
+#: Launcher → a command line in which it starts each rank through `affinityd exec`.
 ORDERS = {
     "torchrun": "torchrun … --no-python affinityd exec -- python -u train.py",
     "torch.distributed.run": "torchrun … --no-python affinityd exec -- python -u train.py",
@@ -113,7 +113,7 @@ def option_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Execute the command. Return 125, 126 or 127 if that fails; otherwise it does not return."""
+    """Execute the command. If that fails, return 125, 126 or 127; otherwise do not return."""
     start = time.monotonic()
     if argv and argv[0] in {"-h", "--help"}:
         option_parser().print_help()
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     except InvalidRequestError as error:
         say(f"{NAME}: {error}")
         return FAILED
-    if "--check" in words:  # option of 0.2 that started nothing
+    if "--check" in words:  # an option of 0.2; it started no command
         say(refusal("exec --check") or "")
         return FAILED
     trouble = _trouble(words, command, start)

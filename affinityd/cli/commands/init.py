@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--socket",
         metavar="PATH",
-        help=f"the node's daemon's socket (default: {config.SYSTEM_SOCKET}, if no URL is given)",
+        help=f"the daemon's socket on the node (default: {config.SYSTEM_SOCKET}, without a URL)",
     )
     parser.add_argument(
         "--url", metavar="URL", help="the daemons' Service, like http://affinityd.affinityd:9466"
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the files. Raises InvalidRequestError; OutputError if the scripts cannot be written."""
-    # Without a handler, the kernel would not end a container's first process.
+    # Without a handler, SIGTERM would not end a container's first process.
     signal.signal(signal.SIGTERM, _end)
     deadline = time.monotonic() + ask_daemon.seconds(arguments.timeout)
     addresses = _addresses(arguments.socket, arguments.url, "url")

@@ -29,7 +29,7 @@ from affinityd.planner import RankPlan
 from affinityd.text import count, one_line
 from affinityd.topology.nearness import UNKNOWN
 
-#: Returns the CPUs of a descendant that has its own, as a launcher's rank; None: its parent's.
+#: Returns a descendant's own CPUs, such as a rank's; None: it gets the CPUs of its parent.
 OwnCpus = Callable[[Stat], CpuSet | None]
 
 
@@ -108,8 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     isolated = cpus & cpus_listed_in(ISOLATED) - (mask_of(process.number) or frozenset())
     if isolated:
         say(
-            f"affinityd pin: isolated (isolcpus=): {several('CPU', isolated)}; a thread "
-            "stays on the CPU where it starts; --cpus LIST names others"
+            f"affinityd pin: isolated (isolcpus=): {several('CPU', isolated)}; there "
+            "a thread stays on the CPU where it starts; name other CPUs with --cpus LIST"
         )
     targets = pin_targets(process, cpus, own, force=arguments.force)
     pinned = pin_threads(targets, dry_run=arguments.dry_run)
@@ -124,9 +124,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
-    """Return the CPUs of the process, and a function that returns a descendant's.
+    """Return the CPUs of the process, and a function that returns a descendant's CPUs.
 
-    A descendant gets the CPUs near its own GPU, as a launcher's rank does; one without a GPU works
+    A descendant gets the CPUs near its own GPU, like a rank of a launcher; without a GPU it works
     for its parent. GPUs are found as by `affinityd verify`. Raises ApplyError if that fails.
     """
     if arguments.listed is not None:
@@ -157,7 +157,7 @@ def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus
 
 
 def _cpus_of(ranks: Iterable[RankPlan]) -> CpuSet | None:
-    """Return the CPUs of ranks; None if there is no rank, or one has no known CPUs."""
+    """Return the CPUs of ranks; None if there is no rank, or the CPUs of a rank are unknown."""
     cpus: CpuSet = frozenset()
     for rank in ranks:
         if rank.locality == UNKNOWN:

@@ -1,4 +1,4 @@
-"""`affinityd plan`: the daemon's answer, computed without a daemon."""
+"""`affinityd plan`: computes the answer of a daemon without a daemon."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--choose-gpu", action="append_const", const="gpu", dest="choose", help=text
     )
-    text = "the CPUs of a rank, like 0-15; once for each rank of the node, in their order"
+    text = "the CPUs of a rank, like 0-15; give it for each rank of the node, in their order"
     parser.add_argument("--cpus-of", metavar="LIST", action="append", default=[], help=text)
-    # For scripts: the answer of a daemon to --query, from the node.json that the daemon left.
+    # For scripts: print a daemon's answer to --query, from the node.json that the daemon left.
     parser.add_argument("--node-file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--query", action="append", default=[], help=argparse.SUPPRESS)
     add_settings(parser, ("root", "machine", "reserved_cpus"), shown=("machine",))
@@ -134,7 +134,7 @@ def _answer_of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) ->
 
 
 def _warnings(reply: Reply) -> Iterator[str]:
-    """Yield a line for each warning. Equal codes of several ranks share a line."""
+    """Yield a line for each warning. Warnings of one code for several ranks share a line."""
     alike: dict[str, list[PlanWarning]] = {}
     for warning in reply.warnings:
         key = warning.message if warning.rank is None else warning.code

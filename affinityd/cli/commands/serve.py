@@ -30,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
-    gc.disable()  # until all is imported: none of it is garbage
+    gc.disable()  # until all modules are imported: they are no garbage
     for line in removed.warnings():
         say(f"affinityd serve: {line}")
     chosen = replace(load_settings(arguments), switch=config.chosen_switch())
@@ -64,18 +64,18 @@ def of_replay(chosen: settings.Settings, arguments: argparse.Namespace) -> setti
 
 def _scan(chosen: settings.Settings, pipe: Connection) -> None:
     pipe.poll(None)  # import only when the first scan is requested: the daemon starts first
-    from affinityd.daemon.logging import log_on_stdout  # noqa: PLC0415 - in its process
+    from affinityd.daemon.logging import log_on_stdout  # noqa: PLC0415 - in the child
 
     with log_on_stdout(chosen.log_format):
         serve_scans(pipe, partial(_scanning, chosen))
 
 
 def _scanning(chosen: settings.Settings) -> Scan:
-    from affinityd.cli.commands.audit import auditor_by  # noqa: PLC0415 - in its process
-    from affinityd.daemon.scanning import Scanning  # noqa: PLC0415 - in its process
+    from affinityd.cli.commands.audit import auditor_by  # noqa: PLC0415 - in the child
+    from affinityd.daemon.scanning import Scanning  # noqa: PLC0415 - in the child
 
     if chosen.machine == BUSY:
-        from affinityd.audit.demo import Demo  # noqa: PLC0415 - in its process
+        from affinityd.audit.demo import Demo  # noqa: PLC0415 - in the child
 
         return Scanning(chosen, Demo(BUSY, chosen.reserved_cpus).scan).scan
     return Scanning(chosen, auditor_by(chosen, query_processes, chosen.reserved_cpus).scan).scan

@@ -1,4 +1,4 @@
-"""`affinityd slurm gres-conf`: prints a node's lines of gres.conf, or a diff from slurmd's."""
+"""`affinityd slurm gres-conf`: prints a node's lines of gres.conf, or their diff from slurmd's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     text = "print this node's lines of gres.conf, or compare slurmd's with them"
     commands = parser.add_subparsers(dest="command", metavar="gres-conf", required=True, help=text)
-    status = "exit status: 0: all lines are printed, or equal; 1: lines lack or differ; 2: unknown"
+    status = "exit status: 0: all lines are printed, or equal; 1: some are not; 2: not known"
     about = f"{text[0].upper()}{text[1:]}."
     command = commands.add_parser("gres-conf", description=about, epilog=status)
     command.add_argument(
@@ -116,14 +116,14 @@ def _faults(conf: GresConf) -> list[str]:
     untyped = len(gpus) - len(conf.types.of)
     if untyped:
         faults.append(
-            f"the types of {untyped} of {all_gpus} are not known: {conf.types.why}; name one for "
-            "each with --type"
+            f"the types of {untyped} of {all_gpus} are not known: {conf.types.why}; name a type "
+            "for each GPU with --type"
         )
     return faults
 
 
 def _diff(conf: GresConf, slurm: LocalSlurm, node: str) -> int:
-    """Print slurmd's errors and the diff. Return 0: they are equal, 1: not, 2: not all is known."""
+    """Print slurmd's errors and the diff. Return 0: no difference; 1: a difference; 2: unknown."""
     slurmd = slurm.slurmd_gres(node)
     for message in slurmd.messages:
         say(f"affinityd slurm gres-conf: {message}")

@@ -53,7 +53,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print where the process runs; 0: near its GPUs; 1: not all of it; 2: unknown, or no plan."""
+    """Print where the process runs. Return 0: near its GPUs; 1: not all threads are; 2: unknown."""
     if arguments.machine is not None:
         raise InvalidRequestError(
             "--machine: verify judges processes of this machine; a demo's are shown by "
@@ -88,7 +88,7 @@ def verify(
     """Judge whether a process and its descendants run near their GPUs, as `affinityd verify`.
 
     `pid` None: this process. `resident`: little far memory is a mismatch, too. `parameters` are
-    those of a plan that choose GPUs, like `gpus`. Raises AffinityError if that cannot be told.
+    those of a plan that choose GPUs, like `gpus`. Raises AffinityError if there is no plan.
     """
     process = target.living(os.getpid() if pid is None else pid)
     return _judged(process, texts(parameters), with_resident=resident)[1]
@@ -119,7 +119,7 @@ def _judged(
 def _verifications(
     process: Stat, planner: target.ProcessPlanner, used: UsedGpus
 ) -> Iterator[Verification]:
-    """Yield the judgment of the process, then of each descendant, against its own GPUs."""
+    """Yield the judgment of the process, then of each descendant, each by its own GPUs."""
     holdings = []
     for pid, ranks in used.ranks.items():
         first, *beside = (gpu.key for gpu in gpus_of(ranks))

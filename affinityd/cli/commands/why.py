@@ -1,4 +1,4 @@
-"""`affinityd why`: how long a process waits for CPUs within some seconds, and what explains it."""
+"""`affinityd why`: how long a process waits for CPUs in some seconds, and what explains that."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="TIME",
         type=duration,
         default=WATCHED_SECONDS,
-        help=f"how long to measure, as 10s or 2m (default: {WATCHED_SECONDS:g}s)",
+        help=f"how long to measure, like 10s or 2m (default: {WATCHED_SECONDS:g}s)",
     )
     add_format(parser, "table")
 
@@ -98,7 +98,7 @@ class Moment:
 
 
 def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
-    """Return the JSON document; seconds have microseconds."""
+    """Return the JSON document; seconds are rounded to microseconds."""
     return {
         "pid": pid,
         "seconds": round(waits.seconds, 6),
@@ -122,7 +122,7 @@ def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
 
 
 def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Iterator[str]:
-    """Yield the lines: the sum, the facts, the threads, other processes there, the remedy."""
+    """Yield lines: the sum, the facts, the threads, other processes on the CPUs, the remedy."""
     name = target.shown(process)
     cpus = several("CPU", waits.cpus)
     if waits.waited is None:
@@ -130,10 +130,10 @@ def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Itera
     else:
         yield f"{name}: its threads waited {waits.waited:.2f} s in {waits.seconds:.1f} s for {cpus}"
     if waits.throttled >= LEAST_SECONDS:
-        used_up = f", which had used up its limit in {waits.used_up:.0%} of the periods"
-        yield f"throttled: {waits.throttled:.2f} s, its cgroup {waits.limited}{used_up}"
+        used_up = f" had used up its limit in {waits.used_up:.0%} of the periods"
+        yield f"throttled: {waits.throttled:.2f} s, as its cgroup {waits.limited}{used_up}"
     if waits.stolen >= LEAST_SECONDS:
-        yield f"stolen: {waits.stolen:.2f} s, by the hypervisor, of all that runs on these CPUs"
+        yield f"stolen: {waits.stolen:.2f} s, which the hypervisor took from these CPUs"
     yield ""
     times = (
         (thread, waits.threads[thread.tid])
@@ -170,4 +170,4 @@ def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Itera
     elif waits.waited is not None and waits.waited <= NOTABLE * waits.seconds:
         yield "no remedy is needed"
     else:
-        yield "no remedy is known: no fact explains most of it"
+        yield "no remedy is known: no fact explains the wait"

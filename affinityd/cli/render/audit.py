@@ -18,14 +18,14 @@ from affinityd.grouping import grouped
 from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import gpu_numbers
 
-MOST_CONCERNS = 16  #: of a finding
+MOST_CONCERNS = 16  #: how many concerns of a finding are shown
 PIPE_WIDTH = 120  #: characters of a row if the output is no terminal
 
 
 def table(
     topology: Topology, scan: Scan, *, all_memory: bool = False, width: int = PIPE_WIDTH
 ) -> Iterator[str]:
-    """Yield a row for each process, or several alike, and lines on the findings.
+    """Yield a row for each process or group of equal processes, then lines on the findings.
 
     `all_memory`: also a line on near memory. `width`: characters that a row may have.
     """
@@ -53,7 +53,7 @@ def table(
 
 
 def _concerns(finding: Finding) -> Iterator[str]:
-    """Yield the processes or GPUs of a finding, with the cause; the remedy is a line of its own."""
+    """Yield lines on a finding's GPUs or processes; a pin command has a line of its own."""
     for concern in finding.concerns[:MOST_CONCERNS]:
         remedy = f": {concern.remedy}" if concern.remedy else ""
         before, pin, options = remedy.partition("; affinityd pin ")
@@ -65,7 +65,7 @@ def _concerns(finding: Finding) -> Iterator[str]:
 
 
 def once(said: Iterable[tuple[int, str]], names: Mapping[int, str]) -> Iterator[str]:
-    """Yield each sentence once, with the first process it is about and the number of others."""
+    """Yield each sentence once, with the first process it is about and the number of the others."""
     pids_by_text: dict[str, list[int]] = {}
     for pid, text in said:
         pids_by_text.setdefault(text, []).append(pid)
@@ -110,7 +110,7 @@ def _look(process: AuditedProcess) -> object:
 
 
 def colored(line: str) -> str:
-    """Return a line of the table with its placement in a color: far red, unpinned amber."""
+    """Return a line of the table with a colored placement: red if far, amber if unpinned."""
     line = re.sub(r"  (mixed|remote)(?=  )", "  \x1b[31m\\1\x1b[0m", line, count=1)
     return re.sub(r"  (unpinned)(?=  )", "  \x1b[33m\\1\x1b[0m", line, count=1)
 
@@ -156,7 +156,7 @@ VERIFY_COLUMNS = (
 
 
 def verify_table(verifications: Sequence[Verification], all_memory: bool = False) -> Iterator[str]:
-    """Yield lines: the threads of every process, then the remarks on each."""
+    """Yield lines: the threads of every process, then the remarks on every process."""
     rows = [*chain.from_iterable(map(_thread_rows, verifications))]
     yield from aligned(VERIFY_COLUMNS, rows, {"pid", "threads"})
     far = [verification for verification in verifications if verification.far]
@@ -177,7 +177,7 @@ def verify_table(verifications: Sequence[Verification], all_memory: bool = False
 
 
 def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
-    """Yield a row for the threads of each mask, that of the main thread first."""
+    """Yield a row for the threads of each mask; the row of the main thread is first."""
     process = verification.process
     gpus = verification.near.gpus
     policy = verification.policy

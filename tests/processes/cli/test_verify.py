@@ -48,7 +48,7 @@ DOUBT = (
     "its environment names none of GPUs 0-1, and {}: the process is not judged, since CPUs near "
     "any of them would count as near; name its GPU: --gpus N"
 )
-REPLAYED = DOUBT.format("which one it uses is not known (the machine is replayed)")
+REPLAYED = DOUBT.format("it is not known which of them is used (the machine is replayed)")
 REMEDIES = [
     "start commands here with affinityd exec -- COMMAND",
     f"allocation: {MEMORY_REMEDIES[ALLOCATION]}",  # this machine has no node 1

@@ -111,7 +111,7 @@ def test_gpus_of_unknown_type_get_comments_until_the_option_names_the_type(node:
     assert sum("Name=gpu Type=? File=/dev/nvidia" in line for line in said.out) == 2
     assert all(line.startswith("#") for line in said.out)
     assert "the types of 2 of 2 GPUs are not known: Gres=gpu:big:1,gpu:small:1 has" in said.err
-    assert said.err.endswith("name one for each with --type\n")
+    assert said.err.endswith("name a type for each GPU with --type\n")
     assert node.printed("--type", "big,small") == typed("big", "small")
 
 

@@ -19,12 +19,12 @@ CPUS = frozenset({0})
         (
             Waits(5.0, 4.0, 2.0, CPUS, threads=TIMES),
             "its threads waited 4.00 s in 5.0 s for CPU 0",
-            "no remedy is known: no fact explains most of it",
+            "no remedy is known: no fact explains the wait",
         ),
         (
             Waits(5.0, None, 2.0, CPUS, threads=TIMES),
             "how long it waited for CPU 0 is not measurable: short-lived threads",
-            "no remedy is known: no fact explains most of it",
+            "no remedy is known: no fact explains the wait",
         ),
         (Waits(500.0, 4.0, 2.0, CPUS, threads=TIMES), "waited 4.00 s", "no remedy is needed"),
     ],
@@ -41,7 +41,7 @@ def test_other_facts_are_shown_if_there_are_any() -> None:
     waits = Waits(5.0, 4.0, 1.0, CPUS, throttled=3.5, used_up=0.7, limited="/limit", stolen=0.5)
     lines = [*table(STAT, Moment(process(pid=7), None), waits, "raise it")]
     assert lines[1:3] == [
-        "throttled: 3.50 s, its cgroup /limit, which had used up its limit in 70% of the periods",
-        "stolen: 0.50 s, by the hypervisor, of all that runs on these CPUs",
+        "throttled: 3.50 s, as its cgroup /limit had used up its limit in 70% of the periods",
+        "stolen: 0.50 s, which the hypervisor took from these CPUs",
     ]
     assert lines[-1] == "remedy: raise it"
