@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # importing it takes longer than starting Python, and few ran
 
 UNPINNED_BECAUSE = "AFFINITYD_UNPINNED"  #: the variable that says why a process was not pinned
 LOCALITY = "AFFINITYD_LOCALITY"  #: the locality of the pin's CPUs
-#: The libraries whose NICs affinityd sets: the choice of the site or the user.
+#: Variable of the site or the user: the libraries for which affinityd sets the NICs.
 NICS = f"{config.PREFIX}NICS"
 NO_LIBRARY = "none"
 OMP_THREADS = "OMP_NUM_THREADS"
@@ -56,10 +56,10 @@ def apply_plan(
 ) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
     """Apply a plan to the calling thread, and to the environment of its children.
 
-    `chosen` are the parameters of the plan; the others are as for `add_to_pin`. `starts_ranks`: the
-    process is a launcher, whose ranks would inherit its locality. Returns the mask and the memory
-    policy as read back, and remarks. Raises ApplyError if the kernel refuses all CPUs of the plan,
-    and if nothing says which CPUs are near.
+    `chosen`: parameters of the plan. `variables`, `policy`, `libraries`: as for `add_to_pin`.
+    `starts_ranks`: the process is a launcher, whose ranks would inherit its locality. Returns the
+    mask and the memory policy as read back, and remarks. Raises ApplyError if the kernel refuses
+    all CPUs of the plan, and if nothing says which CPUs are near.
     """
     if plan.locality == "unknown":
         raise ApplyError(UNKNOWN_PLACE)
@@ -73,7 +73,7 @@ def apply_plan(
         os.environ[GPUS] = format_list(plan.gpus)
         task = environment.task_of(os.environ)
     os.environ[PINNED_FOR] = task
-    # Set even if the mask stayed as it was: a process with another mask is planned again.
+    # Export it even if the mask did not change: `kept_pin` compares the mask with this list.
     os.environ[CPULIST] = format_list(cpus)
     os.environ[ALLOWED] = format_list(plan.allowed)
     os.environ[LOCALITY] = plan.locality
@@ -89,9 +89,9 @@ def add_to_pin(
 ) -> tuple[MemoryPolicy | None, list[str]]:
     """Set the memory policy of this process, and tell `libraries` their NICs; the mask stays.
 
-    `policy` None: the kernel chooses the plan's nodes. `variables` are AFFINITYD_*. Returns the
-    policy as read back, and a line for each thing that was refused. Raises ApplyError if the place
-    of the GPU is not known.
+    `policy` None: no policy is set, and the kernel takes near memory. `variables` are AFFINITYD_*.
+    Returns the policy as read back, and a line for each thing that was refused. Raises ApplyError
+    if the place of the GPU is not known.
     """
     memory = None
     lines = []
@@ -138,7 +138,7 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
     """Set the mask of the calling thread, and return it as read back, sched_setaffinity(2).
 
     The kernel removes CPUs that the cpuset does not allow. A mask that is right already is not set,
-    so that it still follows its cpuset when that grows. Raises ApplyError if no CPU is left.
+    so that it still grows with the cpuset. Raises ApplyError if no CPU is left.
     """
     mask = frozenset(os.sched_getaffinity(0))
     if mask == cpus:
@@ -156,7 +156,7 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
 def threads_to_start(cpus: CpuSet, limit: int | None, number: int | None) -> Iterator[str]:
     """Yield a line if libraries of this process will start more threads than it has CPUs.
 
-    `limit`: the container's CPU limit. `number`: most threads; sets OMP_NUM_THREADS if unset.
+    `limit`: the container's CPU limit. `number`: most threads, for OMP_NUM_THREADS if unset.
     """
     usable = len(cpus) if limit is None else min(limit, len(cpus))
     if number is not None and not os.environ.get(OMP_THREADS):
@@ -175,7 +175,7 @@ def threads_to_start(cpus: CpuSet, limit: int | None, number: int | None) -> Ite
     if usable < len(cpus) and not os.environ.get(OMP_THREADS):
         yield (
             f"{OMP_THREADS} is unset, and the CPU limit is {usable} of {len(cpus)} CPUs: libraries "
-            "start a thread for each; --threads sets it"
+            "start a thread for each CPU; --threads sets it"
         )
 
 

@@ -1,8 +1,8 @@
 """Asking a daemon for a plan: HTTP/1.1, one request a connection, a deadline for all of it.
 
 An address is the path of a unix socket, or http://HOST:PORT, whose host is a number: `affinityd
-init`, the only command that asks over TCP, looks names up. The path of a socket is why it is
-trusted: only root can make /run/affinityd, and only the user can make the other ones.
+init`, the only command that asks over TCP, looks names up. A socket is trusted for its path: only
+root can make files in /run/affinityd, and only the user in the user's runtime folder.
 
 Every rank would wait for `http.client`, which takes longer to import than Python to start.
 """
@@ -51,7 +51,7 @@ HTTP = "http://"
 def find_plan(
     query: Pairs, sockets: Sequence[str], start: float, timeout: float, *, forks: bool
 ) -> ProcessPlan:
-    """Return the plan of the process that the query is about; times as for `within`.
+    """Return the plan of the process of a query; `start` and `timeout` are as for `within`.
 
     With `forks`, for a process of one thread, a child reads the machine's files: execve(2) would
     wait for a thread that is blocked in the kernel. Otherwise call this in `within`. Raises
@@ -78,7 +78,7 @@ def find_plan(
 
     if not forks:
         return plan()
-    from affinityd.linux import children  # noqa: PLC0415 - not where a daemon answers
+    from affinityd.linux import children  # noqa: PLC0415 - not needed where a daemon answers
 
     try:
         encoded = children.run(lambda: marshal.dumps(vars(plan())), _end(start, timeout))
@@ -126,7 +126,7 @@ def _late(timeout: float, trouble: str | None = None) -> ApplyError:
 def ask_plan(
     address: str, query: Iterable[tuple[str, str]], deadline: float, form: str = "shell"
 ) -> str:
-    """Return a plan, in one of the request's formats. Raises as `fetch`.
+    """Return a plan, in one of the request's formats. Raises the errors of `fetch`.
 
     A variable that a daemon of another release does not know is an UnknownParameterError, too.
     """
@@ -141,7 +141,7 @@ def ask_plan(
 
 
 def fetch(address: str, target: str, deadline: float, most: int = MAX_ANSWER) -> str:
-    """Return a daemon's answer at a path, of at most `most` bytes, by a time of time.monotonic.
+    """Return a daemon's answer to GET; `deadline`: of time.monotonic; `most`: bytes of an answer.
 
     Raises NoDaemonError if no process listens; DaemonError if the server is too slow, fails, or is
     no affinityd; and the error of REFUSAL_ERRORS with which the daemon refuses.
@@ -202,7 +202,7 @@ def _connect_once(address: str, timeout: float) -> socket.socket:
 
 
 def get(connection: socket.socket, target: str, deadline: float, most: int = MAX_ANSWER) -> bytes:
-    """Return what the server sends; stop soon after `most` bytes. Raises OSError, as connect."""
+    """Return what the server sends; stop soon after `most` bytes. Raises what `connect` raises."""
     connection.settimeout(_left(deadline))
     # Refusals come as a line of text.
     fields = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"

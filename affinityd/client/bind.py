@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from affinityd.request.document import PlanDocument
     from affinityd.request.process_plan import ProcessPlan
 
-#: The members of `Mode`, so that a type checker finds a wrong one; - and _ are the same.
+#: The members of `Mode`, so that a type checker finds a wrong name; - and _ mean the same.
 ModeName = Literal[
     "all",
     "single",
@@ -75,7 +75,7 @@ class Binding:
 
     @property
     def pinned(self) -> bool:
-        """Whether there was a plan, now or before, and the kernel took it."""
+        """Whether a plan was applied, by this pin or an earlier one."""
         return self.source is not None
 
 
@@ -104,15 +104,15 @@ def bind(
 
     Threads whose masks differ from the main thread's were bound by a runtime, and are left alone.
 
-    `rank` is the local rank of so many `ranks`; None: the launcher's. `gpus` are those of the
-    ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
-    CPUs each rank asked for; None: Slurm's or the pod's number. `memory` is a policy ("local",
+    `rank` is the local rank, `ranks` the number of them; None: as the launcher says. `gpus` are the
+    ranks' GPUs, an entry for each rank, as `/plan` takes them; None: the visible GPUs. `cpus` is
+    how many CPUs each rank asked for; None: as Slurm or the pod says. `memory`: a policy ("local",
     "preferred", "bind", "interleave") for the calling thread and its children. `nics` names
-    libraries ("ucx", "nvshmem", "uccl", "nccl"): their variables name the near RDMA devices then.
-    `choose_gpu` keeps the CPUs and sets the vendor's variable, like CUDA_VISIBLE_DEVICES, to the
-    near GPUs, `gpus_per_rank` of them; it must come before the first use of CUDA. `timeout` is in
-    seconds: asking a daemon may take so long, reading the machine without a daemon 5 times as long.
-    The others are the parameters of a plan, by their names; None: as AFFINITYD_* variables say.
+    libraries ("ucx", "nvshmem", "uccl", "nccl") whose variables are set to the near RDMA devices.
+    `choose_gpu` keeps the CPUs and sets the vendor's variable, like CUDA_VISIBLE_DEVICES, to
+    `gpus_per_rank` near GPUs; call this before the first use of CUDA. `timeout`: asking a daemon
+    may take so many seconds, and reading the machine without a daemon 5 times as many. The others
+    are parameters of a plan, by their names; None: as AFFINITYD_* variables say.
 
     A second call with arguments plans as the first one did; without arguments about the plan, it
     keeps the CPUs of the first call, or of `affinityd exec`. Without a plan the process stays as it
@@ -175,7 +175,7 @@ def bind_process(
     timeout: float = TIMEOUT,
     libraries: str | None = None,
 ) -> Binding:
-    """Plan for this process, and apply that if the switch is on. Raises AffinityError."""
+    """Plan for this process, and apply the plan if the switch is on. Raises AffinityError."""
     _require_linux()
     start, switch = time.monotonic(), config.chosen_switch()
     if switch == config.OFF:
@@ -240,7 +240,7 @@ def _unbound(*reasons: str) -> Binding:
 
 
 def _pin_threads(cpus: CpuSet, main: CpuSet, before: CpuSet) -> Iterator[str]:
-    """Pin the threads of this process, and yield remarks. `main`: the main thread's mask before."""
+    """Pin the threads of this process, and yield remarks. `main`: the main thread's old mask."""
 
     def rule(mask: CpuSet, given: Collection[CpuSet]) -> str:
         is_own = pinning.is_on_purpose(mask, {main, *given}, before)
@@ -273,7 +273,7 @@ def _pin_threads(cpus: CpuSet, main: CpuSet, before: CpuSet) -> Iterator[str]:
 def worker_init_fn(worker_id: int) -> None:
     """Give a worker of PyTorch's DataLoader the CPUs of its training process, if that is bound.
 
-    Workers inherit them, but OpenMP runtimes change them after a fork.
+    Workers inherit these CPUs, but OpenMP runtimes change a worker's mask after the fork.
     """
     try:
         cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
@@ -345,13 +345,13 @@ def set_affinity(
 ) -> set[int]:
     """Pin this process to the CPUs near a GPU, and return them as read back.
 
-    `gpu_id` is the GPU's index as this process sees it, and its rank among `nproc_per_node`
-    processes of one GPU each, which divide the cores among themselves.
+    `gpu_id` is the GPU's index as this process sees it. It is also the process's rank among
+    `nproc_per_node` processes, which have one GPU each and divide the cores.
 
-    Where NVIDIA's package raises GPUAffinityError for the machine's state, `warnings.warn` says so:
-    a process without a CPU near its GPU gets the nearest, one without a plan stays as it is. Raises
-    AffinityError (also as GPUAffinityError) for its arguments: where there is no such GPU or rank,
-    a wrong word, or fewer cores than a `min_physical_cores` that is given.
+    Where NVIDIA's package raises GPUAffinityError for the machine's state, this only warns: a
+    process without a CPU near its GPU gets the nearest CPUs; a process without a plan stays as it
+    is. Raises AffinityError (also as GPUAffinityError) for wrong arguments: no such GPU or rank, an
+    unknown word, or a `min_physical_cores` above 1 for which there are too few cores.
     """
     rank = whole_number(str(gpu_id), 2**31)
     ranks = whole_number(str(nproc_per_node), 2**31) or 0

@@ -1,7 +1,7 @@
-"""Planning without a daemon: by its node.json, else by this machine's files.
+"""Planning without a daemon: by the node.json of a daemon, else by this machine's files.
 
 NVML is called only for a MIG instance, which no file names: otherwise every rank would call it at
-once. Modules that few ranks need are imported in functions, so the others do not wait.
+once. Modules that few ranks need are imported in functions, so other ranks do not wait.
 """
 
 # ruff: noqa: PLC0415, PTH110, PTH118, PTH120 - importing pathlib is slow, too
@@ -62,9 +62,9 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
 def published_node(published: str) -> Node:
     """Return the node from a daemon's node.json.
 
-    Raises OSError; ValueError if it is no node, or another machine's beside a default socket.
+    Raises OSError; ValueError for no node, and for a replayed machine beside a default socket.
     """
-    if not os.path.exists(published):  # the usual case: it needs no import
+    if not os.path.exists(published):  # the usual case, which needs no import
         raise FileNotFoundError("No such file or directory")
     from pathlib import Path
 
@@ -79,7 +79,7 @@ def published_node(published: str) -> Node:
 
 
 def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
-    """Return a daemon's answer to the query of a plan, or its refusal, from its node.json."""
+    """Return the answer or refusal that the daemon with this node.json would give to a query."""
     try:
         request = parse_query(pairs)
         reply = answer(published_node(str(published)), request)

@@ -20,7 +20,7 @@ RUNTIMES = ("libgomp", "libiomp5", "libomp")
 
 
 def library(*names: str) -> str | None:
-    """Return the path of a library of this process by the start of its name; None: none."""
+    """Return the path of a library of this process by the start of its name; None: no library."""
     for line in (content("/proc/self/maps") or b"").decode(errors="replace").split("\n"):
         _, slash, path = line.partition("/")
         if path.rpartition("/")[2].startswith(names):
@@ -32,7 +32,7 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
     """Return the CPUs that this process had before a runtime bound its main thread to this mask.
 
     If no runtime did, return the mask; else the CPUs of the parent that the cpuset allows. Raises
-    ApplyError if a launcher may have bound the process: the parent has more CPUs then.
+    ApplyError if a launcher may have bound the process, and the parent has more CPUs.
     """
     names = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
     variables = [f"{name}={environ[name]}" for name in names if environ.get(name)]
@@ -55,7 +55,7 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
 
 
 def pool_size(threads: int, cpus: int) -> int:
-    """Return how many threads a library has in its pool, or will have; 0: unknown, or none.
+    """Return how many threads a library has in its pool, or will have; 0: no pool is known.
 
     libgomp tells the number. Otherwise this process's `threads` count as a pool if they are as many
     as its CPUs.

@@ -1,6 +1,6 @@
 """The facts of a process: its environment, GPUs, launcher and CPU limit, and its query for a plan.
 
-Every client reads them once, in the same way; `request/task.py` says what they mean.
+Every client reads these facts once, in the same way; `request/task.py` says what they mean.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ GPU_DEVICE_FILES = (
 class ProcessContext:
     """A process: its environment, and the devices and CPUs it may use.
 
-    `environ` is None if it cannot be read, as another user's. `devices` are the request's
-    `granted`; None: it has no device files of GPUs. `cpu_limit` is its container's, if known.
+    `environ` is None if it cannot be read, like another user's. `devices` are the request's
+    `granted`; None: there are no device files of GPUs. `cpu_limit` is its container's, if known.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class ProcessContext:
     def _limits(
         self, environ: Mapping[str, str], cpus: CpuSet, *, is_choice: bool
     ) -> Mapping[str, str | None]:
-        """Return the variables that say which CPUs limit it; one that is None is not sent."""
+        """Return the variables that limit its CPUs; a variable of None is not sent."""
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_pinned = limit != cpus
-        if is_pinned:  # since that pin the cpuset may have shrunk or been replaced
+        if is_pinned:  # since the pin the cpuset may have shrunk or been replaced
             limit &= self.cpuset or limit
         if self.is_bound(limit):
             return {environment.SLICE: format_list(limit), environment.ALLOWED: None}
@@ -175,7 +175,7 @@ class ProcessContext:
                 )
 
     def _numberings(self, environ: Mapping[str, str]) -> Mapping[str, str | None]:
-        """Return the variables by which it numbers GPUs and ranks; one that is None is not sent."""
+        """Return the variables that number its GPUs and ranks; a variable of None is not sent."""
         facts: dict[str, str | None] = {environment.MPS_PIPE: None}
         own = self.environ or {}
         if own.get(environment.PINNED_FOR) != environment.task_of(own):
@@ -207,10 +207,10 @@ class ProcessContext:
 
 
 def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping[str, str] | None]:
-    """Return the launcher of a process with this parent and environment, and its environment.
+    """Return the pid and environment of a launcher, for a process of this parent and environment.
 
-    The launcher is the nearest ancestor with another rank: a script of the rank has the same one.
-    A launcher of 0 is not known; an environment of None cannot be read.
+    The launcher is the nearest ancestor with another rank: a script of the rank has the same rank.
+    If the launcher is not known, its pid is 0; if its environment cannot be read, that is None.
     """
     of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
     pid = parent
@@ -226,7 +226,7 @@ def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping
 def _read_soon(pid: int) -> Mapping[str, str] | None:
     """Return the environment of another process; None if it cannot be read in time."""
     try:
-        return in_time(lambda: environment_of(pid), 0.3)  # its page fault may block the read
+        return in_time(lambda: environment_of(pid), 0.3)  # that process's page fault may block this
     except TimeoutError:
         return None
 
@@ -278,9 +278,9 @@ def _is_listed(environ: Mapping[str, str], root: str) -> bool:
 def mps_daemon(
     environ: Mapping[str, str], root: str = "", user: int = 0
 ) -> Mapping[str, str] | None:
-    """Return the environment of the MPS daemon that a user's process uses; None: there is none.
+    """Return the environment of the MPS daemon that a user's process uses; None: no daemon.
 
-    Only the daemons of root and of the user count. The list of root's daemon is hidden from others.
+    Only daemons of root and of the user count. Other users cannot read the list of root's daemon.
     """
     name = "nvidia-cuda-mps-control"
     folder = root + (environ.get(environment.MPS_PIPE) or "/tmp/nvidia-mps")  # noqa: S108

@@ -63,7 +63,7 @@ def remarks(
             "affinityd exec before each rank's command"
         )
     yield from _few_cpus(plan, process)
-    if plan.near is not None:  # others were added
+    if plan.near is not None:  # far CPUs were added
         are = "is" if len(plan.near) == 1 else "are"
         allowed = count(len(plan.allowed), "allowed CPU")
         yield (

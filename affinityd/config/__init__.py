@@ -1,8 +1,8 @@
-"""The settings file, AFFINITYD_* variables, where a daemon's socket is, and the switch.
+"""The settings file, AFFINITYD_* variables, the places of daemons' sockets, and the switch.
 
 The file, /etc/affinityd.conf, has lines NAME=value, comments after # or ;, and nothing else; a pair
-of quotes around a value is removed. `read_settings` in slurm/pinning.sh reads this form, and
-systemd's EnvironmentFile= can. The switch is AFFINITYD=on|observe|off: whether plans are applied. A
+of quotes around a value is removed. `read_settings` in slurm/pinning.sh reads this form, and so can
+systemd's EnvironmentFile=. The switch is AFFINITYD=on|observe|off: whether plans are applied. A
 job's environment, the settings file and the daemon may each set it; the strictest counts: off, then
 observe, then on. `slurm/task_prolog.sh` and `kubernetes/run.sh` read the same words.
 """
@@ -39,9 +39,9 @@ BLANKS = " \t\r\v\f"  #: blanks that are removed around a line, a name and a val
 
 SWITCH = "AFFINITYD"
 OFF = "off"  #: affinityd changes no process
-OBSERVE = "observe"  #: changes no mask; the plan is in the environment, and is counted
+OBSERVE = "observe"  #: affinityd changes no mask; it exports each plan, and counts it
 ON = "on"
-SWITCHES = (OFF, OBSERVE, ON)  #: off counts first
+SWITCHES = (OFF, OBSERVE, ON)  #: the strictest first
 
 YES = ("true", "1", "yes", "on")  #: values that mean yes
 _SWITCH_WORDS = {
@@ -76,9 +76,9 @@ def runtime_folder(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def sockets(variables: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return where a client looks for a daemon, by its AFFINITYD_* variables.
+    """Return the sockets at which a client looks for a daemon, by its AFFINITYD_* variables.
 
-    These are the configured socket; or, without one, root's and then the user's own.
+    They are the configured socket; if no socket is configured, root's and then the user's own.
     """
     configured = variables.get(f"{PREFIX}SOCKET")
     if configured:
@@ -130,7 +130,7 @@ def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def read_switch(text: str, name: str = SWITCH) -> str:
-    """Return the meaning of a value; an empty one is on. Raises InvalidRequestError."""
+    """Return the meaning of a value; an empty value is on. Raises InvalidRequestError."""
     try:
         return _SWITCH_WORDS[text.lower()]
     except KeyError:
@@ -148,7 +148,7 @@ def least_switch(*switches: str) -> str:
 
 
 def read_file(name: str) -> dict[str, str]:
-    """Read the file's assignments; a missing file has none. Raises InvalidRequestError."""
+    """Read a file's assignments; a missing file has no assignments. Raises InvalidRequestError."""
     try:
         data = read_regular(name, 1024 * 1024)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,6 @@
 """Commands, options and variables of 0.2 that 0.3 lacks: an error or, for variables, a warning.
 
-Release 0.4 removes the variables from here.
+Release 0.4 will drop the variables from this file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ REMOVED_FILES: Mapping[str, str] = {
 
 
 def refusal(command: str) -> str | None:
-    """Return the error for a removed command or option; None: there was none of that name."""
+    """Return the error for a removed command or option; None: nothing of that name was removed."""
     instead = REMOVED_COMMANDS.get(command)
     if instead is None:
         return None
@@ -70,5 +70,5 @@ def warnings(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
         elif in_file.get(variable):
             yield f"{variable} in {path} is removed, and ignored: {instead}"
     for file, instead in REMOVED_FILES.items():
-        if os.path.exists(file):  # noqa: PTH110 - pathlib raises where a folder is not to be entered
+        if os.path.exists(file):  # noqa: PTH110 - pathlib raises where a folder may not be entered
             yield f"{file} is of an earlier release: {instead}"

@@ -1,4 +1,4 @@
-"""Settings of the daemon and its clients: flag, else AFFINITYD_* variable, else the file."""
+"""Settings of the daemon and its clients, from flags, else AFFINITYD_* variables, else the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from affinityd.errors import InvalidRequestError
 from affinityd.text import one_of, quote
 from affinityd.text import whole_number as number_of
 
-#: Reads a text. Raises ValueError, one line that quotes the text.
+#: Reads a text. Raises ValueError with one line that quotes the text.
 Reader = Callable[[str], Any]
 
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
