@@ -1,7 +1,7 @@
 """Log lines: one for each record, as text or JSON, without control characters.
 
-A thread writes them to stdout. A pipe whose reader has stopped, or a full disk, loses lines but
-delays no answer.
+A thread writes them to stdout. If the reader of a pipe has stopped, or the disk is full, lines are
+lost, but no answer is delayed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class JsonFormatter(logging.Formatter):
         }
         if trace := _trace(record):
             line["exception"] = trace
-        # The one control character that JSON does not escape.
+        # JSON does not escape this control character.
         return json.dumps(line).replace("\x7f", "\\u007f")
 
 
@@ -59,7 +59,7 @@ class LineQueue(QueueHandler):
     """Formats records, and queues MOST_LINES of them at most."""
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a record whose message is the line."""
+        """Queue a record, whose message is the formatted line."""
         if self.queue.qsize() < MOST_LINES:  # type: ignore[attr-defined]
             super().enqueue(record)
 
@@ -93,7 +93,7 @@ class LineWriter(QueueListener):
 
 @contextmanager
 def log_on_stdout(log_format: str) -> Iterator[None]:
-    """Send to stdout, as "text" or "json", every log record, warning and exception of a thread."""
+    """Write log records, warnings, and exceptions of threads to stdout, as "text" or "json"."""
     logging.raiseExceptions = False  # a log that cannot be written must not log errors about that
     # Clients get errors as answers; with a line for each, a client could fill the log.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
@@ -111,7 +111,7 @@ def log_on_stdout(log_format: str) -> Iterator[None]:
 @contextmanager
 def writing(file: int, log_format: str) -> Iterator[LineQueue]:
     """Yield a handler whose lines, "text" or "json", a thread writes to a file."""
-    # Of the queue classes only this one works if a finalizer logs while a line is being put.
+    # Only this class of queue works if a finalizer logs while a line is being put.
     lines = SimpleQueue[logging.LogRecord]()
     handler = LineQueue(lines)
     writer = LineWriter(lines, file)

@@ -139,7 +139,7 @@ def _take_signals(servers: Sequence[Server], watcher: TopologyWatcher) -> None:
     def read_again(_number: int, _frame: object) -> None:
         loop.call_soon_threadsafe(watcher.want_reading)
 
-    # Not a handler of the loop: after the loop's end SIGHUP would kill the process again.
+    # If the loop handled this signal, SIGHUP would kill the process after the loop's end.
     signal.signal(signal.SIGHUP, read_again)
     release_signals()
 

@@ -44,11 +44,11 @@ from affinityd.topology.model import GpuKey, Topology
 
 log = logging.getLogger(__name__)
 
-KUBELET_SECONDS = 0.4  #: seconds for kubelet's answer; the runtime waits 2 s for the plugin's
+KUBELET_SECONDS = 0.4  #: seconds for kubelet's answer; the runtime waits 2 s for the plugin
 FIRST_LOOK = 0.05  #: seconds between two checks whether the machine has been read
 FIRST_PAUSE = 1.0  #: seconds between the first two attempts
 LONGEST_PAUSE = 30.0
-SYNCHRONIZE_SECONDS = 1.0  #: seconds for running containers; the others are tried again
+SYNCHRONIZE_SECONDS = 1.0  #: seconds for running containers; the rest is tried later
 ATTEMPTS_SECONDS = 0.2  #: seconds for missed containers, as the runtime may be waiting
 
 #: Outcome → state of a container with GPUs, after the runtime asked the plugin.
@@ -116,8 +116,8 @@ class NriPlugin:
         self.outcomes: Counter[tuple[str, str]] = Counter()  #: containers, by outcome and locality
         self.is_known = False  #: whether the runtime knows the plugin
         self._containers: dict[str, Known] = {}  # by id
-        self._listed: list[bytes] = []  # parts of a Synchronize
-        self._unread: Iterator[tuple[Pod, Container]] | None = None  # in a whole Synchronize
+        self._listed: list[bytes] = []  # the requests of a Synchronize that has more
+        self._unread: Iterator[tuple[Pod, Container]] | None = None  # of a whole Synchronize
         self._resources: Sequence[ContainerResources] | None = None  # kubelet's answer
         self._failure = ""  # the last error of kubelet
         self._failure_is_logged = False
@@ -291,7 +291,7 @@ class NriPlugin:
         """Adjust running containers until the time is up; return the new cpusets by id."""
         cpusets = {}
         self._read_list(ends)
-        # Containers with a cpuset first: the CPUs that other programs set limit the other plans.
+        # Containers with a cpuset first: the CPUs that other programs set limit later plans.
         for known in sorted(self._containers.values(), key=lambda known: not known.container.cpus):
             now = time.monotonic()
             if now >= ends:
@@ -378,18 +378,18 @@ class NriPlugin:
                 is_logged = self._failure_is_logged
                 self._failure_is_logged = True
             if isinstance(error, NoSuchGpuError):
-                if known.pause == LONGEST_PAUSE:  # the machine was read again since then
+                if known.pause == LONGEST_PAUSE:  # the machine was read again meanwhile
                     outcome = "unplaced"
                 elif not known.is_logged:
-                    self._read_again()  # its driver may have been loaded since then
+                    self._read_again()  # the GPU's driver may have been loaded
         if not is_logged:
             log.warning("%s is %s", name, why)
         known.is_logged = True
         return Adjustment(outcome)
 
     def _judge(self, known: Known) -> Adjustment:
-        """Return the outcome for a running container with a cpuset: "pinned" if by affinityd."""
-        # A pod's author cannot set this annotation. A container placed while it ran has none.
+        """Return the outcome for a running container: "pinned" if affinityd set its cpuset."""
+        # A pod's author cannot set this annotation. A container placed while it ran lacks it.
         cpus = parse_list(known.container.cpus)
         placed, _, locality = known.container.annotations.get(PLACED_ANNOTATION, "").partition(" ")
         if placed == known.container.cpus:
@@ -432,7 +432,7 @@ class NriPlugin:
         )
 
     def _asked_by_siblings(self, known: Known) -> int:
-        """Return the CPUs that the other containers of its pod asked for, as far as known."""
+        """Return how many CPUs the other containers of its pod asked for, as far as known."""
         asked = 0
         for other in self._containers.values():
             if other.pod.id == known.pod.id and other.container.id != known.container.id:
@@ -442,7 +442,7 @@ class NriPlugin:
     def _within(self, known: Known) -> CpuSet | None:
         """Return the CPUs of a container's pod, which the container may be given; None: not known.
 
-        If it has no cpuset and others have one, their CPUs may be kubelet's exclusive ones. Raises
+        If only other containers have cpusets, those CPUs may be exclusive CPUs of kubelet. Raises
         AffinityError while it is not known which program set the cpuset of another container.
         """
         others = [other for other in self._containers.values() if other.has_others_cpus]
@@ -480,7 +480,7 @@ def _add_counts(
     words: Iterable[str],
     counts: Mapping[tuple[str, str], int],
 ) -> None:
-    """Add a sample for each word and locality counted, and 0 for each word that was not."""
+    """Add a sample for each counted word and locality, and a 0 for each word without a count."""
     samples = {(word, ""): 0 for word in words}
     samples.update(counts)
     for labels, number in samples.items():

@@ -45,7 +45,7 @@ class Scanning:
         self._topology: Topology | None = None
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> ScanResult:
-        """Scan once, and write all that the daemon serves from it."""
+        """Scan once; return the documents and metrics that the daemon serves."""
         scan = self._scan(topology, containers)
         if self._topology is not None and self._topology is not topology:
             self._jobs.renumber(keys_before(self._topology, topology))
@@ -57,7 +57,7 @@ class Scanning:
             COUNTS: f"{dumps(counts)}\n".encode(),
         }
         texts |= {f"{name}{GZIP}": compress(text, 1) for name, text in texts.items()}
-        scan = replace(scan, seconds=since_boot() - scan.boot)  # with the time for its documents
+        scan = replace(scan, seconds=since_boot() - scan.boot)  # includes the time for documents
         self._metrics = audit_metrics.metrics(scan, counts.gpus, self._jobs.scanned(scan))
         texts[METRICS] = generate_latest(self)
         return ScanResult(scan.boot, texts)
@@ -68,7 +68,7 @@ class Scanning:
 
 
 class AuditLog:
-    """Logs a line when a GPU is lost or used from far away, and when that ends; notices once."""
+    """Logs when a GPU is lost or used from far away, and when that ends; logs a notice once."""
 
     def __init__(self) -> None:
         self._notices: Recent[str, None] = Recent()

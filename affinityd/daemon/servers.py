@@ -1,8 +1,8 @@
 """The daemon's sockets, and uvicorn's servers on them: for the whole API, and for plans only.
 
 Sockets are bound before a server starts, so that errors are reported at once. If another process
-listens at the unix socket, the start fails. If one listens at a TCP address, the start goes on, as
-any user may have started that process: jobs use the unix socket.
+listens at the unix socket, the start fails. If a process of any user listens at a TCP address, the
+start goes on, since jobs use the unix socket.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from affinityd.linux.processes import credentials
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 512  #: waiting connections; clients do not wait for more
-CHECK_SECONDS = 2.0  #: how often the socket's file is checked, as the watcher checks
+BACKLOG = 512  #: how many connections may wait; clients do not wait for more
+CHECK_SECONDS = 2.0  #: how often the socket's file is checked; the watcher checks as often
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def listening(settings: Settings) -> Iterator[Listeners]:
 def _listen_tcp(
     setting: str, address: tuple[str, int] | None, ports: Collection[int] = ()
 ) -> list[socket.socket]:
-    """Listen at an address of the settings if it is free; this daemon already has `ports`."""
+    """Listen at an address of the settings if it is free; the daemon listens at `ports` already."""
     if address is None:
         return []
     host, port = address
@@ -170,7 +170,7 @@ def _take(path: Path) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, but the daemon handles signals: it exits with 0, and SIGHUP does not end it."""
+    """uvicorn's server, but the daemon handles signals, to exit with 0 and to survive SIGHUP."""
 
     def __init__(
         self, app: ASGIApp, sockets: list[socket.socket], connections: Connections

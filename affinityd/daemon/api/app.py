@@ -1,4 +1,4 @@
-"""The apps of the HTTP API; errors as problem details (RFC 9457), or as a line."""
+"""The apps of the HTTP API; their errors are problem details (RFC 9457), or a line of text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from affinityd.request.document import ProblemDocument
 from affinityd.text import quote
 
 OPENAPI = "/openapi.json"
-#: Requests of one user that are answered in one turn of the loop. With 1 a job's ranks would wait.
+#: How many requests of a user one turn of the loop answers. With 1 a job's ranks would wait.
 MOST_IN_TURN = 4
 
 
@@ -165,7 +165,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if request.scope["path"] == "/plan":
         plan.count_plan(request, "", str(error.status), "")
     reply = problem(request, error.status, error.title, str(error))
-    if type(error) is NotReadyError:  # its subclasses may last; this error passes within a second
+    if type(error) is NotReadyError:  # this error passes within a second; subclasses may last
         reply.headers["retry-after"] = "1"
     return reply
 

@@ -74,7 +74,7 @@ async def readyz(request: Request) -> Response:
 
 @router.get(
     "/topology.svg",
-    summary="The node as a picture, with the parameters of /plan also a plan",
+    summary="The node as a picture; the parameters of /plan add a plan",
     response_class=SvgResponse,
     responses=NO_PLAN,
     openapi_extra={
@@ -92,7 +92,7 @@ async def topology_svg(request: Request) -> Response:
             raise InvalidRequestError("format: this is always SVG; leave it out")
         caller = caller_of_request(request)
         marks = marks_of(answer(state.watcher.node, asked, caller), marks.reserved)
-    # A picture contains its style, and nothing else that could act.
+    # A picture contains its style, but nothing that could act.
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     headers = {**HEADERS, "content-security-policy": policy}
     return SvgResponse(draw(state.watcher.node.topology, marks), headers=headers)

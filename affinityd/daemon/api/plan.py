@@ -28,7 +28,7 @@ from affinityd.text import quote
 from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 
-MAX_FIELDS = 64  #: of a query
+MAX_FIELDS = 64  #: how many fields a query may have
 MOST_REPLIES = 64  #: how many replies are kept, for a job's ranks and for repeated requests
 #: Most CPUs in all lists and masks of a request whose reply is kept; a CPU takes 100 bytes.
 MOST_CPUS = 2048
@@ -47,7 +47,7 @@ NO_PLAN = {
     ),
     **NOT_READ,
 }
-#: FastAPI does not read the parameters: the command line, which has no FastAPI, reads the same.
+#: FastAPI does not read these parameters: the command line, which lacks FastAPI, has them, too.
 DESCRIBED = [
     {
         "name": name,

@@ -1,4 +1,4 @@
-"""Metrics of a scan: GPUs by their labels, jobs by theirs, never a pid.
+"""The metrics of a scan; their labels name GPUs and jobs, but never a pid.
 
 A fixed number of jobs, the first to come, have metrics of their own; all others share one row. The
 counters of a row only grow, also in the shared row, although its jobs come and go.
@@ -33,7 +33,7 @@ class JobRow:
     job: Job
     time: CpuTime = field(default_factory=CpuTime)  #: up to the scan before the last
     used: CpuTime = field(default_factory=CpuTime)  #: since then
-    since: float | None = None  #: start of a mismatch, since the epoch; None: none
+    since: float | None = None  #: start of a mismatch, since the epoch; None: no mismatch
     #: GPUs that its processes use → the first of these processes' CAUSES; None: no process may
     #: run far away
     causes: dict[GpuKey, str | None] = field(default_factory=dict)
@@ -94,8 +94,8 @@ class JobSeries:
     def _row(self, job: Job) -> JobRow:
         """Return a job's row: its own, if one was free when the job came.
 
-        The first container that kubelet names takes over the row of its pod without names, and its
-        counters: kubelet may not have answered before.
+        Until kubelet answers, all containers of a pod share a row. The first container that kubelet
+        names takes over that row with its counters.
         """
         pod = Job(job.scheduler, job.id)
         if pod in self._rows and job not in self._rows:

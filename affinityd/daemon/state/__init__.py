@@ -1,4 +1,4 @@
-"""The daemon's knowledge of its node, kept current; and its work outside the event loop."""
+"""What the daemon knows of its node, and how it works outside the event loop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 async def in_background(work: Callable[[], T]) -> T:
     """Return the result of `work`, or raise its exception, from a thread of its own.
 
-    Unlike asyncio.to_thread's, this thread does not delay the process's end: a driver may block it
-    for longer than a shutdown may take.
+    Unlike asyncio.to_thread's, this thread does not delay the process's end: a driver may block the
+    thread for longer than a shutdown may take.
     """
     return await asyncio.wrap_future(started(work))
 
 
 def until_multiple(seconds: float) -> float:
-    """Return the seconds to the loop time's next multiple of `seconds`: waits end together."""
+    """Return the seconds to the next multiple of `seconds` in loop time: waits end together."""
     return seconds - asyncio.get_running_loop().time() % seconds
 
 

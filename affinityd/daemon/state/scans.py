@@ -1,7 +1,7 @@
 """The child process that scans and judges; only bytes come back to the daemon.
 
-It is forked before the daemon has threads, so no plan waits for an interpreter that reads thousands
-of processes. Its answers are JSON, metrics and documents as they are served; none is unpickled. It
+The child is forked before the daemon has threads. While it reads thousands of processes, no plan
+waits for its interpreter. It answers JSON, metrics and documents as they are served: no pickles. It
 ends with the daemon. If the child has ended or hangs, the daemon ends, and is restarted.
 
 It is no `Child` of linux/children, which yields one answer and ends: this child is asked for scan
@@ -80,7 +80,7 @@ class ScanChild:
     def scan(self, topology: Topology, containers: ContainerNames) -> None:
         """Have the child scan; `containers`: the names of known containers.
 
-        Raises FatalError if the child has ended or hangs; then it is killed.
+        Raises FatalError if the child has ended or hangs. A child that hangs is killed.
         """
         try:
             changed = None if topology is self._sent else topology
@@ -102,7 +102,7 @@ async def scan_regularly(
 ) -> None:
     """Scan at each interval, forever, from the first reading of the topology on.
 
-    A scan that fails leaves the last one, whose age grows. Raises FatalError.
+    If a scan fails, the last result stays, and its age grows. Raises FatalError.
     """
     await machine.has_read.wait()
     while True:

@@ -35,7 +35,7 @@ class KnownNode:
 
     def __init__(self, node: Node | None = None) -> None:
         self.known = node  #: None before the first reading
-        self.failing = "the machine has not been read yet"  #: why it failed, with the file
+        self.failing = "the machine has not been read yet"  #: why there is no reading
         self.has_read = asyncio.Event()
 
     @property
@@ -70,7 +70,7 @@ class TopologyWatcher(KnownNode):
         self._published: Node | None = None
 
     async def first_reading(self) -> None:
-        """Return when the machine has been read for the first time, or after 0.6 s."""
+        """Wait until the machine has been read for the first time, but at most 0.6 s."""
         if self.known is None:
             await pause(self.has_read, 0.6)  # clients wait for 0.7 s and more
 
@@ -206,7 +206,7 @@ def _state(topology: Topology) -> str:
 
 
 def notify(state: str) -> None:
-    """Tell the service manager, if one listens, a state like `READY=1`: sd_notify(3)."""
+    """Tell a state like `READY=1` to the service manager, if it listens: sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
