@@ -1,4 +1,4 @@
-"""What several suites share."""
+"""The hooks that all end-to-end suites share."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests that take a release of Slurm on each release of this tier, one after the other."""
+    """Run a test with a parameter `release` on each release of Slurm of this tier, in order."""
     if "release" in metafunc.fixturenames:
         nightly = metafunc.config.getoption("nightly")
         tried = NIGHTLY if nightly else [it for it in (HOST, *SUITES) if it not in NIGHTLY]

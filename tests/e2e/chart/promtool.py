@@ -13,10 +13,10 @@ _rules = [rule for group in loaded(RULES.read_text())[0]["groups"] for rule in g
 ALERTS = {it["alert"]: it for it in _rules if "alert" in it}
 RECORDS = [it["record"] for it in _rules if "record" in it]
 _metrics = loaded((CHART / "values.yaml").read_text())[0]["metrics"]
-#: The page that explains the alerts, as the chart's values have it.
+#: The URL of the page that explains the alerts, from the chart's values.
 RUNBOOK: str = _metrics["prometheusRule"]["runbookUrl"]
 
-Series = Mapping[str, str]  #: series → its samples, as a Prometheus has them: one a minute
+Series = Mapping[str, str]  #: a series → its samples, one a minute, in promtool's notation
 Played = Mapping[str, Any]  #: a group of tests, as promtool reads it
 
 
@@ -33,7 +33,7 @@ def asked(expr: str, series: Series, minutes: int, answers: Mapping[str, float])
 
 
 def alerted(alert: str, series: Series, minutes: int, summaries: Mapping[str, str]) -> Played:
-    """Return a test: an alert fires with these labels, each with its summary."""
+    """Return a test: the alert fires for each key, labels in JSON, with that key's summary."""
     rule = ALERTS[alert]
     alerts = [
         {
@@ -65,7 +65,7 @@ def play(folder: Path, *tests: Played) -> None:
 GPU07 = {"job": "affinityd", "instance": "a", "node": "gpu07"}
 GPU08 = {**GPU07, "instance": "b", "node": "gpu08"}
 
-#: Alerts of a fleet: one for each cluster, whose value is a number of nodes.
+#: Alerts about a whole cluster: the value of such an alert is a number of nodes.
 FLEET = {"AffinitydUnpinned", "AffinitydNumaBalancingIsOn"}
 
 
@@ -96,13 +96,13 @@ def mismatch(cause: str, gpu: int = 0) -> str:
 
 
 FAR, TOTAL = (of_gpu(f"affinityd_gpu_{it}cpu_seconds_total") for it in ("remote_", ""))
-UNPLACED = of_gpu("affinityd_gpu_cpu_seconds_total", 1)  #: of a GPU whose node is not known
+UNPLACED = of_gpu("affinityd_gpu_cpu_seconds_total", 1)  #: GPU 1's NUMA node is not known
 
 
 def far_gpu(gpu: int, mismatch: str) -> Series:
-    """Return affinityd's series of a GPU, labeled as dcgm-exporter's: a quarter of its time is far.
+    """Return affinityd's series of a GPU, with a quarter of the CPU time far.
 
-    No two labels have the same value.
+    Their labels match those of dcgm-exporter in `util`; no two labels have the same value.
     """
     named = {"gpu": str(gpu), "uuid": f"GPU-{gpu}a1f", "pci_bus_id": f"0000:e{gpu}:00.0"}
     return {

@@ -1,4 +1,4 @@
-"""The chart, rendered by helm itself: once in a process for each choice of values.
+"""The chart as helm renders it: a process renders each choice of values only once.
 
 `python -m tests.e2e.chart.rendering` writes the golden manifests again; review the difference as a
 person who installs the chart would. The golden file of an option has only what the option changes.
@@ -26,11 +26,11 @@ CHART = REPOSITORY / "deploy" / "helm" / "affinityd"
 OPTIONS = {it.name.removesuffix("-values.yaml"): it for it in sorted((CHART / "ci").iterdir())}
 NAMESPACE = "gpu"
 
-Object = Mapping[str, Any]  #: of Kubernetes
+Object = Mapping[str, Any]  #: an object of Kubernetes
 
 
 def helm(*words: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run helm on the chart, with values besides its own."""
+    """Run helm on the chart; `values` are added to the chart's own."""
     command = [str(tools.helm()), *words, f"--namespace={NAMESPACE}"]
     if values is not None:
         command.append("--values=-")
@@ -97,10 +97,10 @@ def container(text: str) -> Any:  # noqa: ANN401 - YAML
 
 # Kubernetes' own schemas of its objects.
 
-#: What the chart and the examples are for.
+#: The oldest and the newest release of Kubernetes that the chart and the examples support.
 OLDEST, NEWEST = "1.28", utils.major_minor(utils.latest_version())
 
-# Without a cache it would read the same megabytes again for each object.
+# Without a cache the library would read the same megabytes again for each object.
 utils.schema_contents = cache(utils.schema_contents)
 
 

@@ -1,4 +1,4 @@
-"""Rules on counters with gaps, on restarted and new ones, and on two daemons of a node.
+"""Rules over counters that have gaps, restart or are new, or that two daemons of a node report.
 
 A counter begins at 0, so a rate counts all of it: tests/unit/daemon/metrics checks that.
 """
@@ -25,7 +25,7 @@ from tests.e2e.chart.promtool import (
 NODE = {"job": "affinityd", "node": "gpu07"}
 JOB = {"scheduler": "slurm", "job_id": "7"}
 
-#: Record → the counters whose rate it is, and the labels of its sample.
+#: A recorded rate → the counters behind the rate, and the labels of the recorded sample.
 RATES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
     "node:affinityd_gpu_cpu_seconds:rate5m": ([TOTAL, FAR], NODE),
     "node:affinityd_gpu_remote_cpu_seconds:rate5m": ([FAR], NODE),
@@ -39,22 +39,22 @@ RATES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
     ),
 }
 
-STEADY = "0+120x20"  #: two seconds a second
-#: What happens → samples of a daemon; of a second daemon; a minute; the rate in that minute.
+STEADY = "0+120x20"  #: 2 CPU seconds in each second
+#: A history → one daemon's samples, a second daemon's samples, a minute, and the rate in it.
 HISTORIES: Mapping[str, tuple[str, str | None, int, float | None]] = {
     "two scrapes are missing": ("0+120x4 _ _ 840+120x9", None, 9, 2),
-    "the daemon was restarted: what it counted since": ("0+120x4 0+120x9", None, 8, 1.6),
+    "four minutes after a restart of the daemon": ("0+120x4 0+120x9", None, 8, 1.6),
     "long after a restart": ("0+120x4 0+120x9", None, 12, 2),
-    "newborn: all that it has counted": ("_ _ _ _ _ 0+100x9", None, 8, 1),  # 300 in 300 s
-    "newborn: it counts nothing more": ("_ _ _ _ _ 0x9", None, 8, 0),
-    "scrapes are missing for longer than a rate's minutes": ("0+120x4 _x9", None, 12, None),
+    "a new counter: all of it is counted": ("_ _ _ _ _ 0+100x9", None, 8, 1),  # 300 in 300 s
+    "a new counter that stays at 0": ("_ _ _ _ _ 0x9", None, 8, 0),
+    "scrapes are missing for more than five minutes": ("0+120x4 _x9", None, 12, None),
     "the node is gone": ("0+120x9 stale", None, 15, None),
     "two daemons that count the same": (STEADY, STEADY, 8, 2),
     "two daemons, of which one was started later": (STEADY, "_ _ _ _ _ 0+120x9", 8, 2),
     "two daemons, of which one was restarted": ("0+120x4 0+120x9", STEADY, 8, 2),
     "one daemon after another on its node": ("0+120x9 stale", "_x9 0+120x20", 18, 2),
 }
-#: Nothing is recorded for a job that never ran far.
+#: This rate is not recorded for a job that never ran far.
 ABOVE_ZERO = "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m"
 
 
@@ -91,7 +91,7 @@ def test_a_recorded_rate_counts_each_second_once(tmp_path: Path, history: str) -
         ("1x3 stale", "_x4 1x9", 8, 1),
     ],
 )
-def test_a_recorded_number_of_gpus_counts_each_once(
+def test_a_recorded_number_of_gpus_counts_each_gpu_once(
     tmp_path: Path, first: str, second: str | None, minute: int, gpus: int | None
 ) -> None:
     causes = ("mask", "unpinned")  # of two processes
@@ -127,11 +127,11 @@ OK, REFUSED = (
 def test_an_alert_of_counters_outlasts_a_restart_and_a_missing_scrape(
     tmp_path: Path, alert: str, played: Series
 ) -> None:
-    """Each node has two daemons; neither a restart nor a new series fires an alert."""
+    """An alert that fires goes on after a restart or a gap; a new series fires none too soon."""
     for samples, minute, fires in (
         ("{before} {before}", 150, True),  # a restart in the middle
         ("{before} _ _ {before}", 152, True),
-        ("_x70 {before}", 85, False),  # newborn: not for long enough
+        ("_x70 {before}", 85, False),  # a new series, which is not old enough
         ("{before} stale", 150, False),
     ):
         histories = {

@@ -101,7 +101,7 @@ def test_traffic_of_a_gpu_s_nics_is_joined_by_node_device_and_port(tmp_path: Pat
 
 
 @EACH
-def test_a_count_is_0_if_there_are_gpus_and_missing_if_there_are_none(
+def test_a_count_over_zeros_is_0_and_a_count_without_series_is_missing(
     board: Board, tmp_path: Path
 ) -> None:
     stats = [panel for panel in panels(board) if panel["type"] == "stat"]
@@ -126,7 +126,7 @@ def test_each_query_has_the_chosen_cluster_and_scrape_jobs(board: Board) -> None
     variables = {it["name"]: it for it in board["templating"]["list"]}
     assert list(variables)[:4] == ["datasource", "cluster", "job", "node"]
     assert variables["cluster"]["query"]["query"] == "label_values(affinityd_build_info, cluster)"
-    # The scrape jobs with targets that are daemons.
+    # The variable offers only scrape jobs whose targets are daemons.
     jobs = 'label_values(affinityd_build_info{cluster="$cluster"}, job)'
     assert (variables["job"]["query"]["query"], variables["job"]["multi"]) == (jobs, True)
     assert "allValue" not in variables["job"]  # it would match `up` of every job
@@ -151,7 +151,7 @@ WINDOW, NOW = 7200, 80  #: seconds, and the minute of the question
 SLURM = {"scheduler": "slurm", "job_id": "4711"}
 POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "team", "pod": "train-0"}
 GOOD = {"scheduler": "slurm", "job_id": "4712"}
-HOUR = "0+60x60 3600x5 stale"  #: of one GPU; then five minutes until the daemon forgets the job
+HOUR = "0+60x60 3600x5 stale"  #: an hour on one GPU; five minutes later the daemon forgets the job
 
 
 def daemon_series(
@@ -166,7 +166,7 @@ def daemon_series(
     }
 
 
-#: A job on two nodes: on the second the daemon restarts after half an hour, and has a new address.
+#: A job on two nodes. After half an hour GPU08's daemon restarts, and has a new address.
 SPANS = {
     **daemon_series(GPU07, SLURM, "0+120x60 7200x5 stale", allocation="0+120x60 7200x5 stale"),
     **daemon_series(GPU08, SLURM, "0+60x30 stale", mask="0+60x30 stale"),
@@ -177,7 +177,7 @@ SPANS = {
         mask="_x31 0+60x30 1800x5 stale",
     ),
 }
-#: A job whose daemon restarts at the same address; in its second half it runs near.
+#: A job whose daemon restarts at the same address; the job's second half hour is near.
 RESTARTS = daemon_series(GPU07, POD, "0+60x30 0+60x30 1800x5 stale", mask="0+60x30 0x36 stale")
 PLAYED = {**SPANS, **RESTARTS, **daemon_series(GPU08, GOOD, HOUR)}
 

@@ -1,4 +1,4 @@
-"""The chart as it is installed: version, notes, package, and use as a subchart."""
+"""The installed chart: its version, its notes, and its package."""
 
 import json
 import tarfile

@@ -1,4 +1,4 @@
-"""Wrong values: the schema refuses typos, and the chart refuses contradictions with a remedy."""
+"""The schema refuses typos; the chart refuses contradictory values, and names a remedy."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def test_each_typo_is_refused_and_named() -> None:
 
 
 @pytest.mark.parametrize(("values", "said"), table("chart-contradictions.tsv"))
-def test_contradictions_are_refused_with_the_remedy(values: str, said: str) -> None:
+def test_the_refusal_of_contradictory_values_names_a_remedy(values: str, said: str) -> None:
     assert f": {said}" in refusal(values)
 
 
@@ -120,10 +120,10 @@ def test_values_that_yaml_would_read_as_comments_or_numbers_are_quoted() -> None
     assert '"key": "1e3"' in json.dumps(pod(values)["affinity"])
 
 
-def test_values_of_0_2_render_as_this_release_s_or_are_refused_in_one_line(
+def test_values_of_0_2_render_as_today_s_defaults_or_are_refused_in_one_line(
     tmp_path: Path,
 ) -> None:
-    """`--reuse-values` passes these to the chart, without new defaults."""
+    """`--reuse-values` passes the old values to the chart, without new defaults."""
     copy = shutil.copytree(CHART, tmp_path / "chart")
     (earlier,) = loaded((DATA / "chart-values-0.2.yaml").read_text())
 

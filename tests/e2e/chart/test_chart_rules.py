@@ -29,7 +29,7 @@ from tests.e2e.chart.rendering import loaded, objects
 # Series on which an alert fires, and similar series on which it does not.
 
 
-Case = tuple[str, Series, int, bool]  #: alert without `Affinityd`, samples, minutes, fires
+Case = tuple[str, Series, int, bool]  #: an alert without `Affinityd`, samples, minutes, if it fires
 
 BUILD, GENERATION = series("affinityd_build_info"), series("affinityd_topology_generation")
 ELSEWHERE = 'affinityd_topology_generation{job="affinityd",instance="b"}'
@@ -51,14 +51,14 @@ def ups(down: int, nodes: int) -> Series:
     return {f"up{labels(it)}": f"{int(place >= down)}x20" for place, it in enumerate(places)}
 
 
-#: Jobs of three nodes, which each have a far mask.
+#: Series of three nodes: on each node a job has a far mask.
 FAR_MASKS = {
     f"affinityd_gpu_numa_mismatch{labels(instance=node, node=node, gpu='0', cause='mask')}": "1x20"
     for node in "012"
 }
 
 
-#: Alerts, the series of each, and for how many minutes it must be above 0.
+#: An alert, its series, and for how many minutes the series must be above 0.
 ABOVE_ZERO = (
     ("OrphansHoldGpu", of_gpu("affinityd_gpu_orphan_processes"), 15),
     ("PinsOverlap", series("affinityd_pin_overlap_cpus"), 15),
@@ -101,13 +101,13 @@ AGE, EVERY = series("affinityd_scan_age_seconds"), series("affinityd_scan_interv
 BALANCING, AUDITED = series("affinityd_numa_balancing"), of_gpu("affinityd_gpu_audited")
 LOST = of_gpu("affinityd_gpu_lost")
 
-#: A node on its first day: nothing is pinned, and the kernel is as the distribution has it.
+#: A node on its first day: nothing is pinned, and the kernel has the distribution's settings.
 UNTENDED = {mismatch("unpinned"): "1x90", BALANCING: "1x90", GPUS: "8x90"}
 
-#: Alerts of averages, by cause.
+#: An alert on an average → the cause that the alert is about.
 BY_CAUSE = {"AllocationIsRemote": "allocation", "MaskIsRemote": "mask"}
 
-#: Metrics of processes. CPU seconds a minute are CPUs times 60, as in 1200 and 90.
+#: Alerts on metrics of processes. 1200 CPU seconds in a minute are 20 CPUs; 90 are 1.5 CPUs.
 AUDIT: tuple[Case, ...] = (
     *((alert, {mismatch("other"): "1x40"}, 16, False) for alert in (*BY_CAUSE, "Unpinned")),
     *(
@@ -149,7 +149,7 @@ AUDIT: tuple[Case, ...] = (
     ("HostMemoryIsFar", {FAR_MEMORY: "8e9x40", NEAR_MEMORY: "1e9x40"}, 31, False),
     ("CannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
     ("CannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
-    ("CannotSeeIntoGpus", {AUDITED: "0x20", LOST: "1x20"}, 16, False),  # lost GPUs have their alert
+    ("CannotSeeIntoGpus", {AUDITED: "0x20", LOST: "1x20"}, 16, False),  # GpuIsLost reports it
     ("CannotSeeIntoGpus", {EVERY: "15x40"}, 16, True),
     ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "_ 20x40"}, 18, False),
     ("CannotSeeIntoGpus", {EVERY: "15x40", AGE: "0+60x40"}, 21, True),
@@ -253,7 +253,7 @@ def on_gpu08(played: Series) -> Series:
     return {name.replace("gpu07", "gpu08"): samples for name, samples in played.items()}
 
 
-#: Nodes of two clusters and of a cluster without a name; each has another gpu07 and gpu08.
+#: Series of three clusters, one without a name; each cluster has its own node called gpu07.
 FLEETS = {
     **clustered(UNTENDED, "east"),
     **clustered(on_gpu08(UNTENDED), "east"),
@@ -399,7 +399,7 @@ def test_a_restarting_daemon_has_one_reason_even_while_it_is_down(tmp_path: Path
     play(tmp_path, alerted("AffinitydDown", samples, 10, summaries))
 
 
-#: A job, and a pod's container without a mismatch beside it.
+#: The labels of a Slurm job, and those of a pod.
 JOB = {"scheduler": "slurm", "job_id": "7"}
 OF_POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "n", "pod": "p"}
 

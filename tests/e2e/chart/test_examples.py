@@ -1,4 +1,4 @@
-"""The example manifests: their fields, their privileges, and their comments on cpusets."""
+"""The example manifests: their fields, volumes and labels, and the admission policy."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_pods_made_by_controllers_are_placed_by_their_label(path: Path) -> None:
     validate([it for it in documents(path) if it["kind"] == "Job"], OLDEST, NEWEST)
 
 
-def test_the_restricted_pod_uses_a_release_in_the_namespace_it_names() -> None:
+def test_the_restricted_pod_is_in_its_namespace_and_asks_the_chart_s_service() -> None:
     namespace, pod = documents(FOLDER / "restricted.yaml")
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     assert pod["metadata"]["namespace"] == namespace["metadata"]["name"]

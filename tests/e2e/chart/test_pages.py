@@ -67,7 +67,7 @@ observed_plans_total{node="gpu08",before="local",after="local"}   0+4x70
 POD = {"pod": "dcgm-exporter-x7k2p", "exported_pod": "train-0"}
 IDLE = {util(0, **POD): "6x70", util(1, **POD): "90x63 0x9", util(2, **POD): "0x70"}
 IDLE |= {**far_gpu(0, "1x70"), **far_gpu(1, "1x70"), **far_gpu(2, "0x70")}
-#: For each question of a page, in order: series, and the answer.
+#: For each query on docs/monitoring.md, in the page's order: the series, and the query's answer.
 MONITORED = (
     (SHARE, {labels(job_id="4711"): 0.12}),
     (OF_PODS, {labels(job_id="8a1f", namespace="team", pod="train-0"): 2}),
@@ -96,7 +96,7 @@ def test_alerts_named_on_pages_exist() -> None:
     assert set() < named <= ALERTS.keys()
 
 
-def test_the_command_for_own_runbook_pages_changes_every_runbook(tmp_path: Path) -> None:
+def test_the_page_s_sed_command_changes_every_runbook_url(tmp_path: Path) -> None:
     (command,) = re.findall(r"^sed .*?[^\\]$", MONITORING, re.MULTILINE | re.DOTALL)
     *words, file = shlex.split(command.replace("\\\n", ""))
     assert REPOSITORY / file == RULES
@@ -112,7 +112,7 @@ def test_the_scrape_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) -> N
     assert "is valid prometheus config file syntax" in promtool(*words.split())
 
 
-# docs/alerts.md: where each alert's runbook_url leads, what to look at, and what to do.
+# Each alert's runbook_url leads to docs/alerts.md, which says what to look at and what to do.
 
 
 ALERTS_PAGE = (REPOSITORY / "docs" / "alerts.md").read_text()
@@ -122,7 +122,7 @@ SECTIONS = {
 }
 
 
-def test_the_runbook_of_each_alert_is_its_heading() -> None:
+def test_each_runbook_url_leads_to_the_heading_of_its_alert() -> None:
     assert list(SECTIONS) == list(ALERTS)
     assert RUNBOOK.endswith("/docs/alerts.md")
     assert len(ALERTS) <= 18
@@ -138,7 +138,7 @@ def test_the_panels_named_on_a_page_are_on_the_dashboards() -> None:
     assert [panel for panel in named if f'"{panel}"' not in boards] == []
 
 
-# The pages of Kubernetes: the same installation, and commands and values that the chart accepts.
+# The pages about Kubernetes: the chart accepts their commands, and has the values they name.
 
 DOCS = REPOSITORY / "docs"
 README = CHART / "README.md"
@@ -147,7 +147,7 @@ PAGES = [*sorted(DOCS.glob("kubernetes*.md")), DOCS / "monitoring.md", README]
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Yield every command on the pages that sets chart values: page, and words of the command."""
+    """Yield each page and the words of each command on it that installs or upgrades the chart."""
     for block in BLOCKS:
         if REPOSITORY / block.page in PAGES and block.kind == "sh":
             for line in block.text.replace("\\\n", " ").splitlines():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.tiny import printed
 
-#: In the user's cache, since the tests' Python may be the system's.
+#: The folder is in the user's cache, since the system's Python may run the tests.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-chart"
 
 #: helm 4.1.4 and kubectl, in a wheel that is made for AWS Lambda.

@@ -1,6 +1,6 @@
-"""The images of the tests, made without a registry and kept: Debian's packages, and our Dockerfile.
+"""Container images for tests, made from Debian's packages and our Dockerfile, without a registry.
 
-Each is named after its recipe. Images of the working tree are rebuilt when the tree has changed.
+The images are kept; that of the working tree is rebuilt when the tree has changed.
 """
 
 import hashlib
@@ -97,7 +97,7 @@ def _busybox() -> str:
 
 
 def _made(name: str, write: Callable[[Path], None], recipe: object) -> str:
-    """Return the tag of an image; if it does not exist, import it from the archive of `write`."""
+    """Return an image's tag; import a missing image from the archive that `write` writes."""
     key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]
     tag = f"localhost/test-{name}:{key}"
     environment()

@@ -1,4 +1,4 @@
-"""podman and runc with their own storage, so other containers of this machine are not seen.
+"""podman and runc with a storage of the tests' own: they do not see this machine's containers.
 
 The storage is kept in the user's cache, so that a second run builds only what changed.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.tiny import Ended, ran
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-containers"
-#: Podman's files that a boot removes.
+#: The folder of podman's files that do not outlive a reboot.
 RUN = Path("/run", f"affinityd-{hashlib.sha256(os.fsencode(CACHE)).hexdigest()[:8]}")
 
 SETTLED = 120.0  #: seconds that podman may take for anything but a build

@@ -17,7 +17,7 @@ from tests.support.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_r
 from tests.support.tiny import Ended, ran
 
 USER = 65532  #: the user of the image's daemon
-UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: as the chart has it
+UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: the options, as in the chart
 SOCKETS = "/run/affinityd"  #: the folder of the daemon's socket, in the container
 ROOT = "/machine"  #: the path of a captured machine, in the container
 PID = "pid"  #: the file, beside a container's log, with the pid of its first process
@@ -34,7 +34,7 @@ class Container(Daemon):
 
     @property
     def pid(self) -> int:
-        """The container's first process, as this machine numbers it."""
+        """The pid of the container's first process in this machine's pid namespace."""
         return int(self.log.with_name(PID).read_text())
 
     def exec(self, *command: str) -> Ended:
@@ -84,10 +84,10 @@ def running(
 def daemon(
     folder: Path, *arguments: str, root: Path | None = None, options: Sequence[str] = ()
 ) -> Iterator[Container]:
-    """Run `affinityd serve` of the image in this machine's pid namespace; it has answered a plan.
+    """Run the image's `affinityd serve` in this machine's pid namespace; begin once it is ready.
 
-    `root` has the files of a captured machine, else `--machine` names one. The socket's folder
-    is FOLDER/run here; clients see it by `mount(daemon)`.
+    `root` has the files of a captured machine. The socket's folder is FOLDER/run on this
+    machine; `mount(daemon)` shows that folder to clients.
     """
     sockets = folder / "run"
     sockets.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def curl(pid: int, url: str) -> Ended:
 def machine(tree: Path) -> list[str]:
     """Return the options by which a container sees a machine whose files `tests.machines` wrote.
 
-    The kernel itself seems to show them: the machine is live there, not replayed.
+    The files lie over the kernel's in /sys: to the daemon the machine is live, not replayed.
     """
     seen = [folder for folder in ("devices", "bus", "class") if (tree / "sys" / folder).exists()]
     return [f"--volume={tree}/sys/{folder}:/sys/{folder}:ro" for folder in seen]
@@ -137,9 +137,9 @@ def _remove(name: str) -> None:
 def _has_started(started: Container) -> bool:
     """Whether the container's first process is no longer runc; podman reports that much later."""
     if started.process.poll() is not None:
-        return True  # it has ended, too; the caller's block judges that
+        return True  # the process has even ended; the caller's block judges that
     try:
         words = Path(f"/proc/{started.pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):  # the file of its pid is not there, or empty
+    except (OSError, ValueError):  # the pid file is missing, or empty
         return False
     return words[0] != b"" and b"runc" not in words[0]

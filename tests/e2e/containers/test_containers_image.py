@@ -46,7 +46,7 @@ def image() -> str:
 
 
 def sh(image: str, script: str, *options: str) -> str:
-    """Return the output of a shell in the image, as root, who may read everything."""
+    """Return the output of a shell in the image; the shell is root's, and may read all files."""
     ended = container(image, "-c", script, options=["--entrypoint=/bin/sh", "--user=0:0", *options])
     assert not ended.stderr, ended.stderr
     return ended.stdout
@@ -85,7 +85,7 @@ def test_the_image_has_no_build_tools_installers_or_build_leftovers(image: str) 
 
 
 def test_the_image_compiles_nothing_at_start_and_has_the_checkout_s_command(image: str) -> None:
-    """A read-only root stores no bytecode: files without it would be compiled at each start."""
+    """A read-only root stores no bytecode: modules without bytecode are compiled at each start."""
     assert sh(image, COMPILED_ANEW) == ""
     without = sh(image, COMPILED_ANEW, "--env=PYTHONPYCACHEPREFIX=/none", "--read-only")
     assert "/affinityd/cli/commands/plan.py" in without
@@ -113,7 +113,7 @@ def test_the_container_s_sysfs_shows_the_node_without_a_host_path(image: str) ->
     assert here["cores"]
 
 
-# The image has what the lock names, and every kind of node can have these packages.
+# The image has exactly the locked packages, and each has a wheel for every kind of node.
 
 LOCK = REPOSITORY / "deploy/image/requirements.txt"
 UV = Path(sys.executable).with_name("uv")
@@ -135,7 +135,7 @@ def test_the_image_has_exactly_the_packages_of_the_lock() -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_image_installs_only_wheels(python: str, machine: str, tmp_path: Path) -> None:
-    """uv, like pip, refuses a package without a hash or not in the lock, and a source."""
+    """uv refuses, as pip does, source packages, and packages that the lock lists without a hash."""
     wanted = [f"--python-version={python}", f"--python-platform={machine}-manylinux_2_28"]
     strict = ["--require-hashes", "--only-binary=:all:"]
     install = (UV, "pip", "install", "--dry-run", f"--target={tmp_path}")

@@ -10,7 +10,7 @@ from tests.e2e.containers import images
 from tests.e2e.containers.rig import SOCKETS, Container, container, daemon, machine, mount, running
 from tests.support.tiny import FAR, LOOK, Ended, tiny_tree
 
-#: Of a pod with `hostUsers: false`: its uid 0 is an unprivileged uid on the node.
+#: Options as of a pod with `hostUsers: false`, whose uid 0 is an unprivileged uid on the node.
 USER_NAMESPACE = ("--uidmap=0:100000:65536", "--gidmap=0:100000:65536")
 CLIENTS = {
     "root": (),
@@ -21,7 +21,7 @@ CLIENTS = {
 
 
 def pods_cgroup(uid: str) -> str:
-    """Return a pod's cgroup; a kubelet ends the processes of unknown pods in /kubepods."""
+    """Return a pod's cgroup outside of /kubepods, where a kubelet ends unknown processes."""
     return f"/test-containers/kubepods/burstable/pod{uid}"
 
 
@@ -54,7 +54,7 @@ print(connection.getresponse().read().decode())
 
 
 def asked(node: Container, *options: str) -> tuple[str, str, str | None]:
-    """Return a container's allowed CPUs in a plan, their source, and the container's cpuset."""
+    """Return what a plan says of a container: its allowed CPUs, their source, and its cpuset."""
     options = ("--entrypoint=python3", *mount(node), *options)
     ended = container(images.affinityd(), "-c", ASK, f"{SOCKETS}/affinityd.sock", options=options)
     assert ended.status == 0, ended.stderr
@@ -70,7 +70,7 @@ def test_a_client_gets_its_container_s_cpus(node: Container, options: Sequence[s
     assert (ended.cpus, ended.stderr) == (FAR, "")
 
 
-#: Prints the CPUs that the cgroup of a process lets it use.
+#: Prints the cpuset of a process.
 CPUSET = """
 import sys
 from affinityd.linux.cgroup import cpuset_of
@@ -81,7 +81,7 @@ print(cpuset_of(int(sys.argv[1])))
 def test_the_daemon_knows_processes_of_other_containers(
     node: Container, tree: Path, tmp_path: Path
 ) -> None:
-    """`kubectl exec ds/affinityd -- affinityd verify --gpus 0 PID`."""
+    """The command is `kubectl exec ds/affinityd -- affinityd verify --gpus 0 PID`."""
     job = [f"--cpuset-cpus={FAR}", f"--cgroup-parent={pods_cgroup('B')}", "--entrypoint=sleep"]
     with (
         daemon(tmp_path / "node", options=[*machine(tree), *POD]) as without,

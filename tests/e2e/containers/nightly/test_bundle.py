@@ -42,7 +42,7 @@ def test_a_bundle_s_name_has_its_release_and_python_version(archive: Path) -> No
         assert {name.split("/")[0] for name in tar.getnames()} == {archive.stem}
 
 
-def test_every_file_has_a_checksum_and_our_files_are_the_checkout_s(unpacked: Path) -> None:
+def test_every_file_has_a_checksum_and_our_scripts_equal_the_checkout_s(unpacked: Path) -> None:
     sums = (unpacked / "SHA256SUMS").read_text().splitlines()
     files = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
     assert {Path(line.split()[1]) for line in sums} == files - {Path("SHA256SUMS")}
@@ -55,7 +55,7 @@ def test_every_file_has_a_checksum_and_our_files_are_the_checkout_s(unpacked: Pa
 
 
 def test_a_bundle_is_installed_without_a_network(unpacked: Path, tmp_path: Path) -> None:
-    """The steps of INSTALL before systemd's are run, with another folder than /opt/affinityd."""
+    """Follow INSTALL up to systemd's steps, with another folder than /opt/affinityd."""
     lines = [it for it in (unpacked / "INSTALL").read_text().splitlines() if it[:4] == "    "]
     assert lines[1].split()[0] == COMMAND
     script = "\n".join(lines[:3]).replace("/opt/affinityd", f"{tmp_path}/opt")
@@ -70,6 +70,6 @@ def test_a_bundle_is_installed_without_a_network(unpacked: Path, tmp_path: Path)
     program = tmp_path / "opt/bin/affinityd"
     printed = subprocess.check_output([*NO_NETWORK, program, "version"], text=True)
     assert printed == f"affinityd {__version__}\n"
-    instead = ["sh", "-c", f'shift 3; exec {program} "$@"', "sh"]  # of python -m affinityd
+    instead = ["sh", "-c", f'shift 3; exec {program} "$@"', "sh"]  # replaces python -m affinityd
     with running(tmp_path, "--machine=mi250x", before=[*NO_NETWORK, *instead]) as daemon:
         assert daemon.plan("gpus=0")["node"] == "mi250x"

@@ -1,4 +1,4 @@
-"""scripts/release: a whole release, with its image, from its own checkout."""
+"""scripts/release builds a whole release, with an image, in a checkout that the test makes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def run(folder: Path, *command: str, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the release of the working tree, as a commit of its own repository."""
+    """Commit the working tree in a new repository, and build a release there."""
     checkout = tmp_path_factory.mktemp("release")
     listed = run(REPOSITORY, "git", "ls-files", "--cached", "--others", "--exclude-standard")
     for name in listed.splitlines():
@@ -42,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkout / "build/release" / VERSION
 
 
-def test_every_file_is_listed_with_its_sum(built: Path) -> None:
+def test_every_file_is_listed_with_its_checksum(built: Path) -> None:
     names = {line.split()[1] for line in (built / "SHA256SUMS").read_text().splitlines()}
     assert names == {path.name for path in built.iterdir()} - {"SHA256SUMS"}
     run(built, "sha256sum", "--check", "--quiet", "SHA256SUMS")
