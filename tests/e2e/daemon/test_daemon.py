@@ -151,7 +151,7 @@ def test_without_the_daemon_extra_serve_names_the_extra_and_plan_works(tmp_path:
     assert ran(*bare, *asks, env=env) == Ended(0, "48-63,176-191\n", "")
 
 
-def test_a_live_machine_has_the_given_name_and_no_scan(tmp_path: Path) -> None:
+def test_a_live_machine_has_the_given_name_and_scans_can_be_switched_off(tmp_path: Path) -> None:
     name, off = "gpu07.example.org", ("--scan-interval", "off")
     with running(tmp_path, *off, env={"AFFINITYD_NODE_NAME": name}) as daemon:
         assert daemon.get("/topology").json["topology"]["name"] == name
@@ -162,7 +162,7 @@ def test_a_live_machine_has_the_given_name_and_no_scan(tmp_path: Path) -> None:
         assert (reply.status, reply.text) == (503, answer)
 
 
-# The daemon's signals from its very start, and as a container's first process: real processes.
+# Signals reach the daemon from its very start, and also as a container's first process.
 
 #: Makes the daemon pid 1 of a pid namespace of its own; without privileges, in a user namespace.
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -175,7 +175,7 @@ in_both_ways = pytest.mark.parametrize("before", [(), pytest.param(FIRST, marks=
 
 @contextmanager
 def starting(folder: Path, before: Sequence[str]) -> Iterator[tuple[Daemon, int]]:
-    """Start a daemon, and return when Python runs; with `before` the pid is another program's."""
+    """Start a daemon by the command `before`; yield it, and its own pid, once Python runs."""
     with started(folder, "--machine", "mi250x", before=before) as daemon:
         if before:
             eventually(lambda: children_of(daemon.process.pid), "it has started")
@@ -185,7 +185,7 @@ def starting(folder: Path, before: Sequence[str]) -> Iterator[tuple[Daemon, int]
 
 
 def holds_signals(pid: int) -> bool:
-    """Whether a process blocks SIGHUP, proc_pid_status(5): Python takes some ms to start."""
+    """Whether a process blocks SIGHUP, proc_pid_status(5): the daemon does so once Python runs."""
     status = Path(f"/proc/{pid}/status").read_text()
     blocked = int(status.split("SigBlk:")[1].split()[0], 16)
     return bool(blocked >> (signal.SIGHUP - 1) & 1)
@@ -205,7 +205,7 @@ def test_an_early_signal_ends_the_daemon(
 
 
 def leave_unread(daemon: Daemon, further: int) -> socket.socket:
-    """Open a connection and send requests until no answer fits into it, then `further` more."""
+    """Open a connection; send requests until no answer fits into it, and then `further` more."""
     client = socket.socket(socket.AF_UNIX)
     client.connect(os.fspath(daemon.socket))
     before = -1
@@ -213,7 +213,7 @@ def leave_unread(daemon: Daemon, further: int) -> socket.socket:
         unread = struct.unpack("i", ioctl(client, FIONREAD, bytes(4)))[0]
         further -= unread == before
         before = unread
-        with suppress(BrokenPipeError):  # the daemon closes it if a request is unanswered
+        with suppress(BrokenPipeError):  # the daemon closed the unread connection
             client.sendall(b"GET /topology HTTP/1.1\r\nHost: localhost\r\n\r\n")
         time.sleep(0.1)  # an answer may come
     return client

@@ -1,4 +1,4 @@
-"""A real daemon's limits on its callers, and their effect on other callers."""
+"""A real daemon's limits on a caller, and the effect of these limits on other callers."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def test_one_user_cannot_use_up_the_daemon_s_open_files(folder: Path, asked: byt
             for _ in range(50):
                 assert daemon.get(TARGET).body == ANSWER
             files = len([*Path(f"/proc/{daemon.process.pid}/fd").iterdir()])
-            assert files < 64  # 16 connections, an eighth of the limit, and its own files
+            assert files < 64  # 16 connections, an eighth of the limit, and the daemon's own files
         assert refused(daemon) >= 200 - 16
         assert daemon.process.poll() is None
 
@@ -63,7 +63,7 @@ def test_the_soft_limit_of_files_is_raised_to_the_hard_limit(folder: Path) -> No
         assert re.search(r"Max open files +4096 +4096", limits)
 
 
-#: Bytes that no client sends. Unlimited, they would fill memory, or take a minute of CPU.
+#: Bytes that no real client sends. Without a limit they fill memory, or take a minute of CPU.
 FLOODS = {
     "lines of a head": (b"GET /plan HTTP/1.1\r\n", b"x: y\r\n" * 5_000_000),
     "a value of a head": (b"GET /plan HTTP/1.1\r\nx: ", b"y" * 60_000_000),
@@ -113,14 +113,14 @@ def memory(daemon: Daemon) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-# Connections to a daemon, many at once, of this user and of others; what is sent on them.
+# Many connections to a daemon at once, by this user or another, and what is sent on them.
 
 MACHINE = ("--machine", "dgx-a100")
 TARGET = "/plan?gpus=0&mode=node&format=cpulist"
 ANSWER = b"48-63,176-191\n"
 
 REQUEST = f"GET {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
-ANOTHER = 65534  #: a user
+ANOTHER = 65534  #: the uid of another user
 
 
 def connect(daemon: Daemon) -> socket.socket:
@@ -132,7 +132,7 @@ def connect(daemon: Daemon) -> socket.socket:
 
 @contextmanager
 def crowd(daemon: Daemon, number: int, asked: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Open `number` connections as another user; for unix(7) the effective user counts."""
+    """Open `number` connections as another user: a daemon sees the effective user, unix(7)."""
     with ExitStack() as stack:
         os.setegid(ANOTHER)
         os.seteuid(ANOTHER)

@@ -35,7 +35,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("target", ["/plan?gpus=0,5&mode=exclusive", "/plan?gpus=99"])
-def test_the_plan_address_answers_plans_like_any_other(port: int, method: str, target: str) -> None:
+def test_the_plan_address_answers_plans_like_the_other(port: int, method: str, target: str) -> None:
     assert ask(port, target, method, host=EVERYTHING) == ask(port, target, method)
 
 
@@ -52,7 +52,7 @@ def test_the_plan_address_answers_no_other_path(port: int, method: str, target: 
 
 
 @pytest.mark.parametrize("everything", ["0.0.0.0", "localhost"])  # noqa: S104
-def test_the_same_address_for_both_is_a_fatal_error(tmp_path: Path, everything: str) -> None:
+def test_one_address_for_both_listeners_is_a_fatal_error(tmp_path: Path, everything: str) -> None:
     port = free_port()
     arguments = ("--machine", "mi250x", "--listen-plan", f"127.0.0.1:{port}")
     line = refused(tmp_path, *arguments, listen=f"{everything}:{port}")

@@ -1,7 +1,7 @@
 """Clients that send requests in loops while a daemon is disturbed, and check every answer.
 
-An answer is right if the planner gives it for a topology that is true at that time. Instead there
-may be a 5xx, or a connection that is refused or breaks off, and nothing else.
+An answer is right if the planner gives it for a topology that is true at that time. A
+5xx is permitted, too, and a connection that is refused or breaks off.
 """
 
 import itertools
@@ -36,7 +36,7 @@ LIVE_QUERIES = tuple(
 
 
 def exchange(path: Path, query: str) -> tuple[int, str]:
-    """Return an answer's status and text. Raises OSError; HTTPException if it breaks off."""
+    """Return an answer's status and text; raise HTTPException if the answer breaks off."""
     headers = {"Accept": "text/plain", "Connection": "close"}
     with closing(UnixConnection(path)) as connection:
         connection.request("GET", f"/plan?{query}&format=cpulist", headers=headers)

@@ -23,7 +23,7 @@ def test_another_daemon_s_socket_is_kept(tmp_path: Path, is_ended: bool, status:
     """A daemon of a later release may start before the older daemon has ended."""
     later = tmp_path / "later.sock"
     with running(tmp_path, "--machine", MACHINE) as daemon, serving(later, hanging):
-        later.rename(daemon.socket)  # last: the daemon exits when it notices
+        later.rename(daemon.socket)  # the daemon exits once it notices this
         if is_ended:
             daemon.signal(signal.SIGTERM)
         assert daemon.process.wait(PATIENCE) == status

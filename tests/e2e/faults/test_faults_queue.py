@@ -1,4 +1,4 @@
-"""A daemon's queue of connections that another process keeps full; curl does not wait for room."""
+"""Another process keeps a daemon's queue of connections full; curl does not wait for room."""
 
 import os
 import shutil
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 @contextmanager
 def full(path: Path) -> Iterator[socket.socket]:
-    """Listen at a path with a full queue, which one waiting connection fills."""
+    """Listen at a path with a queue of one connection, and fill that queue."""
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
         listener.bind(os.fspath(path))
         listener.listen(0)

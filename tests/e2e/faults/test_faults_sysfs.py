@@ -1,4 +1,4 @@
-"""sysfs and NVML fail, hang, crash or change: no plan becomes worse."""
+"""No plan becomes worse while sysfs or NVML fails, hangs, crashes or changes."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ from tests.support.made_nodes import UUID, LiveNode
 
 NODE_CPUS = "/sys/devices/system/node/node0/cpulist"
 CPUS = "/sys/devices/system/cpu/online"
-#: Each read of a file fails with EIO: nothing is mapped at address 0, proc(5).
+#: Makes each read of a file fail with EIO: no memory is mapped at address 0, proc(5).
 BROKEN = ("mount", "--bind", "/proc/{pid}/mem")
 FAULTS = {
     NODE_CPUS: (BROKEN, f"{NODE_CPUS}: Input/output error"),
@@ -117,7 +117,7 @@ def test_a_full_disk_leaves_the_earlier_node_json(tmp_path: Path, small_disk: Pa
         assert daemon.stop() == 0
 
 
-# NVML, in mid-flight.
+# NVML fails while the daemon runs.
 
 DOES_NOT_START = "nvmlInitWithFlags 18"
 HANGS = "nvmlInitWithFlags hang"

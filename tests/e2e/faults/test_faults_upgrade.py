@@ -1,4 +1,4 @@
-"""Daemons that are killed, stopped, or of another release, while clients ask and jobs start."""
+"""Clients ask and jobs start while a daemon is stopped, or is of another release."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from tests.support.machines.facts import machine
 from tests.support.paths import REPOSITORY, open_folder
 from tests.support.tiny import BOTH, FAR, LOOK, NEAR, affinityd, tiny_tree
 
-#: The release before this one; there is no tag yet.
+#: The commit of the previous release, which has no tag yet.
 PREVIOUS = "e17663234fc90a65d4d21dd58fb3916f4a889ce2"
 
 
@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> str:
 
 
 def by_checkout(folder: Path | None) -> list[str]:
-    """Return a command that runs another with a checkout: Python imports from its start folder."""
+    """Return a prefix that starts a command in a checkout, from which Python then imports."""
     return [] if folder is None else ["env", "-C", os.fspath(folder)]
 
 
@@ -59,7 +59,7 @@ def test_both_releases_give_the_same_answers(tmp_path: Path, previous: Path, roo
     assert all(old <= new for old, new in zip(before, now, strict=True))
 
 
-#: One of two tasks of a Slurm step, which see the same GPUs.
+#: The variables of one task of a Slurm step whose two tasks see the same GPUs.
 STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "0,1", "SLURM_LOCALID": "0"}
 STEP |= {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}
 
@@ -69,8 +69,8 @@ def slices(*cpus: str) -> dict[str, str]:
     return {**STEP, "SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": masks}
 
 
-#: How Slurm bound the task: its CPUs and variables, the CPUs that affinityd gives it near GPU 0,
-#: and why 0.2 does not pin it.
+#: How Slurm bound a task → the task's mask, its variables, the CPUs that affinityd gives it, and
+#: a part of the previous daemon's refusal; None: the previous daemon pins the task, too.
 STEPS = {
     "no task/affinity": (BOTH, STEP, NEAR, None),
     "a near slice": (NEAR, slices(NEAR, FAR), NEAR, "is not read; known are"),
@@ -80,7 +80,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("slurm", STEPS)
-def test_a_task_prolog_of_another_release_pins_or_leaves_the_mask(
+def test_a_task_prolog_and_a_daemon_of_different_releases_pin_or_leave_the_mask(
     tmp_path: Path, previous: Path, root: str, slurm: str
 ) -> None:
     before, env, near, refusal = STEPS[slurm]
@@ -109,7 +109,7 @@ def test_exec_of_the_previous_release_asks_today_s_daemon(
             assert (pinned.cpus, pinned.stderr) == (cpu, "")
 
 
-# The same release, started anew.
+# A daemon of this release ends.
 
 MACHINE = "dgx-a100"
 

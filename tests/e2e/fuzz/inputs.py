@@ -1,4 +1,4 @@
-"""Inputs for parsers, and what must hold for all of them."""
+"""Inputs for parsers, and what must hold for every input."""
 
 import json
 import signal
@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-#: A slow input is reported as found: making it smaller takes longer than finding it.
+#: hypothesis does not make a slow input smaller: that takes longer than finding the input.
 AS_FOUND = [Phase.explicit, Phase.reuse, Phase.generate]
 
-#: The factor for the number of examples with HYPOTHESIS_PROFILE=long.
+#: With HYPOTHESIS_PROFILE=long the number of examples is multiplied by this factor.
 TIMES = 5 if settings().max_examples > 100 else 1
 
-#: Examples of fast tests, and of slow ones.
+#: The settings of fast tests, and of slow tests.
 MANY = settings(max_examples=30 * TIMES)
 SOME = settings(max_examples=10 * TIMES, phases=AS_FOUND, suppress_health_check=list(HealthCheck))
 
@@ -25,7 +25,7 @@ SOON = 3.0
 
 LONG = 100_000  #: characters
 
-#: Characters of no grammar: signs, blanks and digits that Python takes for others, controls.
+#: Characters that no grammar has: signs, odd blanks, control characters, digits beyond ASCII.
 ODD = ("", " ", "\t", "\n", "\r", "\0", "\x85", "\u2028", "²", "٣", "_", "+", "-", "\x1b[2J", "😀")
 
 
@@ -101,9 +101,9 @@ def _mutated(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401 - JSON of any 
 
 
 def read_or_refused(read: Callable[[], object], *refusals: type[Exception]) -> Exception | None:
-    """Read an input, which must end soon, possibly with an error of one line.
+    """Read an input: that must end soon, with a result or with an error of one line.
 
-    Returns the refusal; any other exception is a finding.
+    Return the error if it is one of `refusals`; any other exception is a finding.
     """
     try:
         with soon():

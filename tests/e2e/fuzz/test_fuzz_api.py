@@ -1,4 +1,4 @@
-"""The API against its own OpenAPI document: requests that it allows, and that it forbids."""
+"""Requests that the API's own OpenAPI document allows, and requests that it forbids."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +26,7 @@ PATHS = (
 
 @pytest.fixture(scope="module", params=["dgx-a100", None])
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Run a daemon of another machine, or this one; return its document for requests."""
+    """Run a daemon for a built-in machine or for this machine; yield its API's OpenAPI document."""
     address = f"127.0.0.1:{free_port()}"
     machine = ["--machine", request.param] if request.param else []
     with running(tmp_path_factory.mktemp("api"), *machine, listen=address) as daemon:

@@ -98,7 +98,7 @@ def plan(topology: Topology, gpus: str, mode: str) -> None:
 
 @given(data=st.data())
 @MANY
-def test_a_node_file_with_arbitrary_content_is_a_machine_or_refused(
+def test_a_node_file_with_arbitrary_content_gives_a_machine_or_is_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / NODE_FILE

@@ -1,4 +1,4 @@
-"""Every reader of a text: any text is read soon, or refused in one line."""
+"""Every reader of a text reads any text soon, or refuses it in one line."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ def a_launchers_environment(text: str) -> object:
 
 def asking(name: str) -> Callable[[str], object]:
     def read(text: str) -> object:
-        pairs = [(name, text[:MAX_LENGTH])]  # longer than any other text of a client
+        pairs = [(name, text[:MAX_LENGTH])]  # the daemon accepts no longer value
         if name == "job":
             pairs += [("ranks", "4"), ("rank", "1")]
         parse_request(pairs)
@@ -75,7 +75,7 @@ MASK = ("f", "0x", "00000000", ",", "ffffffff", "g")
 POLICY = ("bind", ":", "0-3", ",", "prefer", "=", "static")
 PCI = ("0000:", "07:", "00", ".0", "f", ":", ".", "g")
 
-#: Readers of a text, the tokens of its grammar, and the errors that they may raise.
+#: What a text is → its reader, the tokens of its grammar, and the error that the reader may raise.
 READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exception] | None]] = {
     "a cpulist": (parse_list, CPULIST, ValueError),
     "a mask": (parse_mask, MASK, ValueError),

@@ -1,4 +1,4 @@
-"""Trees like a kernel's with an error in them: each is a machine, or refused in one line, soon."""
+"""Trees like a kernel's, but with errors: each gives a machine, or is refused in one line, soon."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from tests.e2e.fuzz.test_fuzz_documents import use
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import nvml_report, write_tree
 
-HUGE = 100 * 2**20  #: bytes of a file that is all hole
+HUGE = 100 * 2**20  #: the size in bytes of a sparse file without data
 
 TEXTS = (
     *("", "-1", "0", "1", "65535", "65536", "99999999999999999999", "1" * 5000, "0-65535", "4-2"),
@@ -28,7 +28,7 @@ TEXTS = (
     *("location_id 9\ndrm_render_minor 128", "domain 4294967295", "unique_id 18446744073709551616"),
 )
 
-#: Names of which a folder may have more than a kernel makes.
+#: Names of files that a folder may have besides those that a kernel makes.
 NAMES = (
     *words("cpu7 cpu65536 cpu99999999999999999999 cpu² cpux node9 node65536 online index9 vendor"),
     *words("node99999999999999999999 0000:ff:1f.7 99999:00:00.0 0000:00:00.0 numa_node class ..."),
@@ -62,7 +62,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-#: Important files: a random one would mostly be one of hundreds about caches.
+#: Important files: a file drawn from the whole tree would mostly be about a cache.
 PLACES = (
     *(f"sys/devices/system/{it}" for it in words("cpu cpu/* cpu/cpu*/topology node node/*")),
     *words("sys/devices/system/node/node*/* sys/bus/pci/devices sys/bus/pci/devices/* sys sys/*"),
@@ -104,7 +104,7 @@ def spoil(data: st.DataObject, root: Path) -> None:
 
 @given(data=st.data())
 @SOME
-def test_a_tree_with_arbitrary_errors_is_a_machine_or_refused(
+def test_a_tree_with_arbitrary_errors_gives_a_machine_or_is_refused(
     data: st.DataObject, trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     name = data.draw(st.sampled_from(sorted(trees)))
@@ -120,7 +120,7 @@ def test_a_tree_with_arbitrary_errors_is_a_machine_or_refused(
 
 
 def read_whole(root: Path, nvml: NvmlReport | None, archive: Path) -> None:
-    """Read a machine, and its snapshot after tar(1) has unpacked it."""
+    """Read a machine; then read its snapshot, which tar(1) has unpacked."""
     topology = discover(open_tree(os.fspath(root)), nvml)
     use(topology)
     write_snapshot(open_tree(os.fspath(root)), nvml, archive)

@@ -1,4 +1,4 @@
-"""`affinityd exec` under real launchers: Slurm's srun and sbatch, two mpiruns."""
+"""`affinityd exec` under real launchers: Slurm's srun, Open MPI's mpirun, and MPICH's."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def masks(printed: str) -> list[str]:
         (["-n2", "--gpus-per-task=1"], ["--mode=unique-contiguous"], [NEAR, FAR]),
         (["-n1", "-c2", "--gres=gpu:2"], [], [BOTH]),
     ],
-    ids=["all see all GPUs", "each sees one GPU", "a lone task is a launcher"],
+    ids=["each task sees all GPUs", "each task sees one GPU", "a lone task is a launcher"],
 )
 def test_each_task_of_srun_is_near_its_gpus(
     cluster: Slurm,
@@ -98,7 +98,7 @@ def test_each_rank_that_mpirun_left_unbound_chooses_its_gpu(here: Mapping[str, s
     bound = ran(
         *OPEN_MPI, "--bind-to", "core", "-np", "2", *EXEC, "--choose-gpu", "--", *tell, env=env
     )
-    assert "mpirun --bind-to none" in bound.stderr, "what the others have is not known"
+    assert "mpirun --bind-to none" in bound.stderr, "what the other ranks have is not known"
 
 
 MPICH = ("mpirun.mpich",)
@@ -125,7 +125,7 @@ STAYS = "bound this rank; {}"
         ((*MPICH, "-bind-to", "none"), WRAPPED, UNIQUE, SWAPPED, [FAR, NEAR], None),
         # Each rank is bound by its script.
         ((*OPEN_MPI, "--bind-to", "none"), ON_FAR, UNIQUE, {}, [FAR, FAR], "mpirun --bind-to none"),
-        # No rank is bound: the launcher has no more CPUs.
+        # No rank is bound: the launcher itself has only this CPU.
         (("taskset", "-c", FAR, *MPICH), (), (), {}, [FAR, FAR], None),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_rank_keeps_the_cpus_to_which_its_launcher_bound_it(
     cpus: list[str],
     switch: str | None,
 ) -> None:
-    """They keep far CPUs, too, and keep them also in a mode that divides shared CPUs."""
+    """A rank keeps far CPUs, too, even in a mode that divides shared CPUs."""
     environ = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here, **env}  # noqa: S108
     tell = ("sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $AFFINITYD_LOCALITY")
     rank = ("sh", "-c", 'echo "${OMPI_COMM_WORLD_LOCAL_RANK:-$MPI_LOCALRANKID}: $("$@")"', "sh")

@@ -1,7 +1,7 @@
-"""affinityd's machine equals hwloc's: on captured trees, on written ones, and here.
+"""affinityd and hwloc see the same machine in captured trees, in written trees, and here.
 
 hwloc (Debian: hwloc-nox) is asked for every online CPU, even if a cgroup of the captured machine
-forbids it. Slurm's core numbers are hwloc's logical ones.
+forbids this CPU. Slurm's core numbers are hwloc's logical core numbers.
 """
 
 import os
@@ -27,10 +27,10 @@ LSTOPO = "lstopo-no-graphics"
 CAPTURED = sorted(REPOSITORY.parent.glob("shared/machines/sysfs/*.tar.xz"))
 ABSENT = pytest.mark.skip(reason="the captured machines are not beside the checkout")
 
-#: Trees on which lstopo knows fewer NUMA nodes than affinityd, which ones, and why that is right.
+#: A tree on which lstopo knows fewer NUMA nodes than affinityd → the nodes that lstopo lacks.
 NODES_THAT_LSTOPO_LACKS = {
-    # Eight nodes claim the same CPUs, and lstopo drops all but the first. The kernel has them, with
-    # memory that can be bound to by their numbers: affinityd keeps them, as nodes without CPUs.
+    # Eight nodes claim the same CPUs, and lstopo drops all but the first. The kernel has all,
+    # and can bind memory to each: affinityd keeps the other seven, as nodes without CPUs.
     "8em64t-2s2ca2c-buggynuma": {1, 2, 3, 4, 5, 6, 7}
 }
 
@@ -129,7 +129,7 @@ def _groups(pairs: Iterable[tuple[object, int]]) -> frozenset[CpuSet]:
 
 
 def _owned(nodes: dict[int, CpuSet]) -> dict[int, CpuSet]:
-    """Give each CPU to its lowest node only: hwloc shows a neighbor's CPUs for a node without."""
+    """Give each CPU to its lowest node only: for a node without CPUs hwloc shows a neighbor's."""
     taken: set[int] = set()
     owned = {}
     for number, cpus in sorted(nodes.items()):
@@ -151,7 +151,7 @@ def _cpus(element: ET.Element) -> CpuSet:
 def _caches(
     element: ET.Element, cache: CpuSet | None = None, package: CpuSet | None = None
 ) -> Iterator[CpuSet]:
-    """Yield the CPUs of the topmost data cache above each core; without caches, of its package."""
+    """Yield the CPUs of the topmost data cache above each core, or of the core's package."""
     kind = element.get("type", "")
     if kind == "Package":
         package = _cpus(element)

@@ -1,4 +1,4 @@
-"""The daemon on a live machine with NVIDIA's driver, as far as possible without one."""
+"""The daemon on a live machine, where the tests' libnvidia-ml stands for NVIDIA's driver."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -83,5 +83,5 @@ def test_a_plan_requested_at_once_waits_for_the_first_reading(node: LiveNode) ->
             go.touch()
             return {plan.result().status for plan in plans} == {200}
 
-    # A machine that is busy enough may take longer to read than a plan waits.
+    # On a busy machine the first reading may take longer than a plan waits.
     eventually(are_answered, "the first reading is waited for")

@@ -1,4 +1,4 @@
-"""Answers of a real libnvidia-ml.so.1, through pynvml, in a real child."""
+"""The answers that pynvml gets of a libnvidia-ml.so.1, in a real child process."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def holders(file: Path) -> set[int]:
     return {process for process in processes if file in open_files(process)}
 
 
-def test_all_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(facts: Facts) -> None:
+def test_all_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other_gpu(facts: Facts) -> None:
     full = f"{GPU}\n model NVIDIA A100\n node 48-63,176-191"
     named = replace(KNOWN, model="NVIDIA A100", node_cpus=parse_list("48-63,176-191"))
     rows = (
@@ -173,7 +173,7 @@ def test_the_child_runs_no_code_of_the_caller_s_environment(
     assert query().gpus == (NOTHING,)
 
 
-# Who uses NVIDIA's GPUs, out of a real libnvidia-ml.so.1, through pynvml, in a real child.
+# The processes on NVIDIA's GPUs, as pynvml gets them in a real child process.
 
 QUERY = """
 from affinityd.discovery.nvml.query import query_processes
@@ -218,13 +218,13 @@ def failed(error: str) -> GpuProcesses:
 def test_the_processes_of_every_gpu_that_answers_are_listed(facts: Facts) -> None:
     rows = (
         (f"uuid GPU-0\n pci 00010000:0F:00.0\n {ALL}", NAMED),
-        ("uuid GPU-\x070", replace(NO_PROCESS, uuid="GPU-?0")),  # as the topology has it
+        ("uuid GPU-\x070", replace(NO_PROCESS, uuid="GPU-?0")),  # as the topology names it
         (OF_HUNDREDS, HUNDREDS_OF),
         # Each MIG device names its own processes; a divided GPU without a MIG device has none.
         (MIG, replace(NO_PROCESS, processes=OF_MIG)),
         (f"mig\n {COMPUTE}_v3 4", NO_PROCESS),
         (f"{COMPUTE}_v3 13", failed(NO_LIST)),  # the driver is old
-        # A GPU need not draw, be shared or be divided; a virtual GPU has no lists.
+        # A GPU may lack graphics, MPS or MIG; a virtual GPU has no lists of processes.
         (f"{ONE}\n {GRAPHICS}_v3 3\n {MPS}_v3 3\n fail nvmlDeviceGetMigMode 13", ALONE),
         (f"{COMPUTE}_v3 3", failed(NO_LIST)),
         # A half answer, and no answer.

@@ -13,7 +13,7 @@ from tests.support.daemons import Daemon, running
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import printed
 
-SUITES = {"bookworm": 11, "trixie": 13, "forky": 14}  #: their minor version of Python 3
+SUITES = {"bookworm": 11, "trixie": 13, "forky": 14}  #: release → the minor version of its Python 3
 OLDER = "0.0.9"
 NOBODY = "65534:65534"
 #: Records that dpkg, apt and rpm write of their work; they belong to no package.
@@ -60,7 +60,7 @@ class Root:
         return printed(*inside, env=environment, timeout=600)
 
     def asked(self) -> list[str]:
-        """Return the arguments of systemctl since the last call."""
+        """Return the arguments that systemctl got since the last call of this function."""
         notes = self.path / "asked"
         lines = notes.read_text().splitlines() if notes.exists() else []
         notes.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""deploy/ansible on a node that is a root of Debian, reached by the `ssh` that ansible starts."""
+"""deploy/ansible on a node that is a root of Debian; a script in place of `ssh` enters the root."""
 
 import os
 import re

@@ -10,7 +10,7 @@ from tests.e2e.packages.roots import SUITES, debian
 from tests.support.paths import REPOSITORY
 
 TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml")
-#: Runs `python3 ARGUMENTS` in a root that has this repository at its own path, and the packages.
+#: Runs `python3 ARGUMENTS` in a root, with this repository at the same path, and with packages.
 INSIDE = """
 root=$1 packages=$2 repository=$3
 shift 3

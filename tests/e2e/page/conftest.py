@@ -43,7 +43,7 @@ class Node:
 
 @dataclass
 class Tab:
-    """An open page; `requests` are addresses that it has requested, `errors` its console's."""
+    """An open page, the addresses that the page has requested, and the errors on its console."""
 
     page: Page
     node: Node

@@ -121,7 +121,7 @@ def test_two_plans_are_compared_and_differences_are_marked(open_tab: Opens) -> N
     eventually(lambda: len(tab.views) == 1, "there is one plan again")
 
 
-def test_the_commands_of_a_rank_give_it_its_cpus(open_tab: Opens) -> None:
+def test_each_command_for_a_rank_gives_the_rank_its_cpus(open_tab: Opens) -> None:
     tab = open_tab(query="?gpus=1,0&mode=unique_interleaved&cpuset=40-63")
     tab.comes_to_show("gpus=1,0&mode=unique_interleaved&cpuset=40-63")
     tab.page.get_by_role("button", name="reasons and commands of rank 1").click()
@@ -172,7 +172,7 @@ def test_the_page_says_that_the_machine_changed(context: BrowserContext, tmp_pat
         assert not tab.page.locator("#news").is_visible()
 
 
-#: An address, what the page shows for it, and the address that the page has then.
+#: A query, the query in the page's address after that, and the parameter that is refused, if any.
 ADDRESSES = [
     ("?job=3%2C4&gpus=3", "gpus=3&job=3%2C4", ""),
     ("?job=3%2B4%25%26%3D", "job=3%2B4%25%26%3D", "job"),

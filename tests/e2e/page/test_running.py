@@ -1,4 +1,4 @@
-"""Running processes on the page: over a forwarded socket, and counts over TCP."""
+"""Running processes on the page: by name over a forwarded socket, only counted over TCP."""
 
 import signal
 import subprocess
@@ -96,13 +96,13 @@ def test_a_daemon_that_hangs_or_is_replaced_is_reported(context: BrowserContext)
         banner = tab.page.locator("#banner")
         assert not banner.is_visible()
         first.daemon.signal(signal.SIGSTOP)
-        eventually(banner.is_visible, "that it hangs is said")
+        eventually(banner.is_visible, "the page says that the daemon hangs")
         assert "The daemon does not answer." in banner.inner_text()
         assert text(tab, ".age").startswith("OLD: scanned ")
         assert tab.page.locator(".card").count() == 4, "the last state stays"
         first.daemon.signal(signal.SIGCONT)
         eventually(banner.is_hidden, "it answers again")
-    eventually(banner.is_visible, "that it has ended is said")
+    eventually(banner.is_visible, "the page says that it has ended")
     tab.page.locator("[name=scope]").select_option("socket")
     eventually(lambda: tab.answers == ["The daemon does not answer."], "no plan, either")
     with scanning(listen=f"127.0.0.1:{port}"):

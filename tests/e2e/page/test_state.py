@@ -28,7 +28,7 @@ def answering(context: BrowserContext, document: AuditDocument) -> None:
 
 @pytest.fixture
 def shows(context: BrowserContext, nodes: Nodes) -> Shows:
-    """Return a function that opens a page on a document; by default of eight GPUs."""
+    """Return a function that opens the page with a scan's document, by default of eight GPUs."""
 
     def opened(document: AuditDocument, name: str = "8-gpus") -> Tab:
         answering(context, replace(document, node=name))
@@ -112,7 +112,7 @@ def test_a_card_names_the_far_job_first_with_its_cost(shows: Shows) -> None:
     eventually(lambda: label.text_content() == "slurm 99 s…", "the far job is named first")
 
 
-def test_alike_processes_share_a_row_which_can_be_filtered_and_sorted(shows: Shows) -> None:
+def test_similar_processes_share_a_row_and_rows_can_be_filtered_and_sorted(shows: Shows) -> None:
     alike = [process(100 + number, 3) for number in range(20)]
     slow = waiting(process(5, 4, "loader"))
     tab = shows(audit(EIGHT, [*alike, slow, far(process(9, 0)), beside(process(11, 6), 5)]))

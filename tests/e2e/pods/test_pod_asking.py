@@ -1,7 +1,7 @@
-"""`run` asks a daemon: with each client of an image, with a job's settings, whatever the answer.
+"""`run` asks a daemon by any HTTP client of an image, with a job's settings, and uses its answer.
 
-tests/processes/kubernetes checks its requests, tests/processes/client which daemon it trusts, and
-tests/e2e/slurm its use of other answers: both scripts share slurm/pinning.sh.
+tests/processes/kubernetes checks the requests, tests/processes/client which daemon is trusted, and
+tests/e2e/slurm the use of other answers: the TaskProlog and `run` share slurm/pinning.sh.
 """
 
 import socket
@@ -19,7 +19,7 @@ BESIDES = ("head", "ls", "env", "sh")
 NO_ANSWER = "affinityd run: no answer from"
 FROM_FILES = "; planned from {}/gpu"
 
-#: A function that a user's shell may export to its programs, as bash writes it.
+#: Functions that a user's shell may export to its programs, in bash's notation.
 FUNCTIONS = {
     "BASH_FUNC_cd%%": '() { builtin cd "$@" && ls; }',
     "BASH_FUNC_module%%": "() { eval `modulecmd bash $*`; }",
@@ -85,7 +85,7 @@ def endless(connection: socket.socket, over: threading.Event) -> None:
 def test_run_waits_neither_for_endless_nor_for_missing_answers(
     pod: Pod, tmp_path: Path, tool: str
 ) -> None:
-    """A timer signal that the job ignores is not ignored by `run`."""
+    """`run` does not ignore a timer signal that the job ignores."""
     deaf = ["sh", "-c", 'trap "" ALRM; exec sh "$@"', "sh"]
     few = only(tmp_path / "few", tool, *BESIDES)
     for number, behave in enumerate((endless, hanging)):
@@ -115,7 +115,7 @@ def test_the_files_of_init_are_used_where_no_daemon_can_answer(pod: Pod, tmp_pat
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=str)
-def test_with_only_files_run_gives_the_cpus_near_all_gpus_or_none(
+def test_with_only_files_run_pins_to_the_cpus_near_the_gpus_or_not_at_all(
     pod: Pod, shell: list[str]
 ) -> None:
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "1"}
@@ -126,7 +126,7 @@ def test_with_only_files_run_gives_the_cpus_near_all_gpus_or_none(
         ([], {"NVIDIA_VISIBLE_DEVICES": "2"}, GPU_2),  # an index, not a minor
         (["nvidia5", "nvidia77"], {}, None),  # a rank may use the unknown GPU
         (["nvidia77"], {}, None),
-        (["nvidia5"], {"AFFINITYD_JOB_CPUS": "17"}, None),  # fewer than it asked for
+        (["nvidia5"], {"AFFINITYD_JOB_CPUS": "17"}, None),  # fewer CPUs than the job asked for
         (["nvidia5"], {"AFFINITYD_JOB_CPUS": "16"}, GPU_2),
     ):
         pod.has(*devices)

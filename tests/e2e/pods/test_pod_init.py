@@ -1,4 +1,4 @@
-"""`affinityd init`: the files of a pod, with a daemon, with one that starts late, and without."""
+"""`affinityd init` writes a pod's files: with a daemon, with a late daemon, without a daemon."""
 
 import json
 import os
@@ -110,7 +110,7 @@ def test_init_waits_for_a_daemon_that_starts_late(tree: Path, tmp_path: Path) ->
     env = {**os.environ, "AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock")}
     command = [sys.executable, "-m", "affinityd", "init", f"--to={tmp_path}/to", "--timeout=60"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as waiting:
-        eventually((tmp_path / "to/settings").exists, "what asks is there at once")
+        eventually((tmp_path / "to/settings").exists, "the settings are written at once")
         assert waiting.poll() is None
         with running(tmp_path, "--root", str(tree)):
             assert "from the daemon at" in waiting.communicate()[0]

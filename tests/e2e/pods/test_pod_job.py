@@ -1,4 +1,4 @@
-"""The command of `run` gets exactly the job's words, status, environment, signals and streams."""
+"""The command that `run` starts keeps its words, exit status, environment, signals and streams."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def test_words_and_exit_status_of_the_command_are_kept(pod: Pod) -> None:
     for command, status in (
         (["sh", "-c", "exit 37"], 37),
         (["/nonexistent/train"], 127),
-        (["/etc/passwd"], 126),  # no program
+        (["/etc/passwd"], 126),  # not a program
     ):
         assert pod.run(*command, cpus=ONLINE).status == status
     words = ["a b", "", "$HOME", "*", "--fail-closed", "it's", "new\nline"]
@@ -95,8 +95,8 @@ def test_a_job_starts_with_a_damaged_folder(
         assert ended.lines == [line]
 
 
-def test_the_command_replaces_the_script_and_has_its_stdin(tiny_pod: Path) -> None:
-    """The first process of a container gets signals, and is waited for."""
+def test_the_command_replaces_the_script_and_reads_the_same_stdin(tiny_pod: Path) -> None:
+    """A runtime signals only a container's first process, and waits for that process."""
     command = ["sh", "run", "sh", "-c", f"echo $$; {' '.join(LOOK)}; cat"]
     both = subprocess.PIPE
     with subprocess.Popen(
@@ -163,7 +163,7 @@ def test_the_command_keeps_its_signals(tiny_pod: Path, shell: list[str]) -> None
         assert subprocess.check_output([*before, *shell, str(tiny_pod), *look]) == alone
 
 
-# AFFINITYD=on, observe or off, as a job, its init container and a node's daemon say it.
+# AFFINITYD=on, observe or off is set for a job, for its init container, or for the daemon.
 
 UNIQUE = {"AFFINITYD_MODE": "unique_contiguous"}
 OBSERVED = f"observe: would run on CPUs {GPU_2} (local)"
@@ -171,7 +171,7 @@ OBSERVED = f"observe: would run on CPUs {GPU_2} (local)"
 
 @pytest.mark.parametrize("shell", SHELLS, ids=str)
 def test_observe_pins_nothing_and_exports_the_plan(pod: Pod, shell: list[str]) -> None:
-    """So it is with a daemon and without; `--fail-closed` does not refuse the command."""
+    """This holds with and without a daemon; `--fail-closed` does not refuse the command."""
     for away in ({}, unreachable(pod)):
         command = ("--fail-closed", "env")
         ended = pod.run(*command, cpus=ONLINE, shell=shell, AFFINITYD="observe", **away)

@@ -1,6 +1,6 @@
-"""A daemon that has only what it is given: capabilities, system calls, files.
+"""A daemon that has only given capabilities, system calls and files.
 
-It has its own root, which contains Python's files, /proc, and the files given to it.
+The daemon's own root contains Python's files, /proc, and the given files.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support.child_python import SECCOMP
 from tests.support.paths import REPOSITORY
 
-#: Files that any program has; none is specific to the daemon.
+#: Files that every program of Python needs, not only the daemon.
 PROGRAM = (
     *("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache"),
     *("/dev/null", "/dev/urandom"),
@@ -42,7 +42,7 @@ class Confinement:
     namespaces: Collection[str]  #: the daemon's own, not the node's
 
     def before(self, folder: Path) -> list[str]:
-        """Return the command that runs another with these limits; the folder is for the root."""
+        """Return the prefix of a command with these limits; the folder becomes the root."""
         filtered = [sys.executable, "-c", REFUSING, *self.refused, "--"] if self.refused else []
         capabilities = "".join(f",+{name.lower()}" for name in self.capabilities)
         powers = ["setpriv", f"--bounding-set=-all{capabilities}", "--inh-caps=-all"]

@@ -1,7 +1,7 @@
-"""A node on which all features of the daemon work, or all but some.
+"""A node whose daemon has all that its features need, or lacks one item.
 
-Two CPUs, each on a NUMA node, and three GPUs near the first: NVIDIA's, with the tests' NVML, AMD's,
-whose KFD is files, and an NPU whose device file has the number of a memory device.
+Two CPUs are each on a NUMA node; near the first CPU are three GPUs: NVIDIA's, by the tests' NVML,
+AMD's, by files in place of KFD, and an NPU, whose device file has a memory device's number.
 """
 
 import os
@@ -105,7 +105,7 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
             listen=f"127.0.0.1:{port}",
             before=_confinement(folder, actors, needed).before(folder / "root"),
         )
-        daemon.socket = folder / "run/affinityd/affinityd.sock"  # its path outside
+        daemon.socket = folder / "run/affinityd/affinityd.sock"  # the path outside of the root
         try:
             yield Node(daemon, folder, actors, port, runtime)
         finally:

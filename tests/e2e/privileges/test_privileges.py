@@ -68,7 +68,7 @@ UNIT = REPOSITORY / "deploy/systemd/affinityd.service"
 
 
 def values(text: str, name: str, mark: str = "") -> list[set[str]]:
-    """Return the words of each line of a directive; `mark`: its prefix."""
+    """Return the words of each line of a directive; `mark` is the prefix of the line."""
     lines = re.findall(rf"^{mark}{name}=(.*)$", text, re.MULTILINE)
     return [set(line.split()) for line in lines]
 

@@ -2,9 +2,9 @@
 
 GPUs 0 and 1 are near the first CPU, 2 and 3 near the second.
 
-GPU 0   job 77, alive: its cpuset is the far CPU; job 78, ended: its mask is the far CPU     GPU 1
-NVML does not say which processes use it     GPU 2   job 79, alive: a process that is not pinned;
-job 80, alive: its mask is the near CPU     GPU 3   a process that is not pinned, of no job
+GPU 0 has job 77, alive, whose cpuset is the far CPU, and job 78, ended, whose mask is the far CPU.
+NVML does not report the processes on GPU 1. GPU 2 has job 79, alive and not pinned, and job 80,
+alive, whose mask is the near CPU. GPU 3 has a process that is not pinned, and belongs to no job.
 """
 
 import os
@@ -21,7 +21,7 @@ from tests.support.daemons import Daemon
 from tests.support.scanning_node import scanning
 from tests.support.tiny import BOTH, FAR
 
-#: Uses a fifth of a CPU: the kernel counts it in ticks, and other tests are not slowed down.
+#: Uses a fifth of a CPU: enough for the kernel's ticks, and too little to slow other tests.
 WORK = """
 from time import monotonic, sleep
 while True:

@@ -20,7 +20,7 @@ from tests.support.paths import REPOSITORY
 DEPLOY = REPOSITORY / "deploy"
 RULES = DEPLOY / "helm" / "affinityd" / "rules" / "affinityd.yaml"
 
-Series = Mapping[str, Any]  #: "metric": its labels; "value", or "values" of a range
+Series = Mapping[str, Any]  #: "metric" has the labels; "value", or "values" of a range
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def with_minutes_of(seconds: float) -> Any:  # noqa: ANN401 - a document
     return rules
 
 
-# What the dashboards ask, as Grafana sends it.
+# The dashboards' queries, as Grafana sends them.
 
 FOLDER = DEPLOY / "helm" / "affinityd" / "dashboards"
 RANGE = 20.0  #: seconds; the Prometheus has not run for longer
@@ -155,7 +155,7 @@ QUERIES = [
 
 
 def filled_in(expr: str, chosen: Mapping[str, str]) -> str:
-    """Return a query over the last seconds; each variable must be chosen. `$1` is Prometheus's.
+    """Return a query over the last seconds, with its variables replaced; `$1` is Prometheus's.
 
     Samples are every second: a query's five-minute steps become one second.
     """

@@ -28,9 +28,9 @@ from tests.support.tiny import Ended, ran
 pytestmark = needs_cpuset
 
 #: The audited node, which plain Prometheus names by its address; a daemon without the audit, as
-#: the chart's default has it; and one that has ended.
+#: in the chart by default; and a daemon that has ended.
 AUDITED, DEFAULT, GONE = "127.0.0.1", "gpu09.example.org", "gone"
-#: What the operator's monitors add to each target.
+#: The labels that the Prometheus operator's monitors add to each target.
 OF_POD = {"namespace": "gpu", "pod": "affinityd-x7k2p", "endpoint": "http"}
 
 CANNOT_SEE = "Which nodes cannot be seen, and why?"
@@ -43,7 +43,7 @@ WITH_DCGM = (
 EMPTY_ON_PURPOSE = {
     (CANNOT_SEE, "D"),  # no GPU is lost
     *((panel, it) for panel in WITH_DCGM for it in "AB"),  # there is no dcgm-exporter
-    *((OF_NICS, it) for it in "AB"),  # nor a node_exporter
+    *((OF_NICS, it) for it in "AB"),  # there is no node_exporter
 }
 
 
@@ -51,7 +51,7 @@ def several(*names: str) -> str:
     return "({})".format("|".join(re.escape(name).replace("\\", "\\\\") for name in names))
 
 
-#: Choices of variables: all or several nodes in the fleet view, one in the node view.
+#: Choices of variables: all or several nodes in the fleet view, one node in the node view.
 BOTH_VIEWS = {"cluster": "", "job": "affinityd"}
 FLEET = {**BOTH_VIEWS, "node": ".*", "job_id": ".*"}
 NODE = {**BOTH_VIEWS, "node": AUDITED}
@@ -110,7 +110,7 @@ def test_a_panel_has_data(server: Prometheus, asked: Asked) -> None:
     eventually(is_right, f"{asked} has data: {not is_empty}")
 
 
-def test_rows_of_a_table_have_only_its_key_columns(server: Prometheus) -> None:
+def test_rows_of_a_table_have_only_the_table_s_key_columns(server: Prometheus) -> None:
     for name, document in documents():
         for panel in (it for it in panels(document) if it["type"] == "table"):
             (organize,) = (it for it in panel["transformations"] if it["id"] == "organize")

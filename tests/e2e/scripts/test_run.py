@@ -1,4 +1,4 @@
-"""scripts/run as a newcomer runs it; and packages that scripts/audit-dependencies cannot check."""
+"""A newcomer runs scripts/run; scripts/audit-dependencies meets packages that it cannot check."""
 
 import os
 import shlex
@@ -21,7 +21,7 @@ PATIENCE = 120.0  #: seconds; the first run may have to install the package
 def started(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Start scripts/run in a process group, as a terminal does; end the group afterwards."""
     process = subprocess.Popen(
-        ["/usr/bin/env", "--default-signal=INT", RUN, *arguments],  # a background job ignores it
+        ["/usr/bin/env", "--default-signal=INT", RUN, *arguments],  # a background job ignores INT
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

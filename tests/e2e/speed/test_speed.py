@@ -29,5 +29,5 @@ def test_on_a_node_without_gpus_a_slurm_script_costs_little_more_than_an_empty_o
     assert max(costs.values()) < 1.2, costs
 
 
-def test_per_process_without_a_gpu_a_scan_costs_a_tenth_of_psutil() -> None:
+def test_a_scan_costs_a_tenth_of_psutil_per_process_without_a_gpu() -> None:
     assert [ratio for ratio in scans.measure(processes=2000) if ratio.middle > 0.1] == []

@@ -27,7 +27,7 @@ from tests.support.tiny import printed, ran, tiny_tree
 
 UNIT = REPOSITORY / "deploy" / "systemd" / "affinityd.service"
 SYSTEMD = Path("/lib/systemd/systemd")
-#: The hierarchy of cgroup v2: the only one, or beside those of v1.
+#: Where the hierarchy of cgroup v2 may be: beside those of v1, or as the only hierarchy.
 HIERARCHIES = [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")]
 
 pytestmark = pytest.mark.skipif(
@@ -43,7 +43,7 @@ mkdir -p /run/systemd/system
 exec {SYSTEMD} --user --unit={UNIT.name}
 """
 
-#: Other settings of a test's unit: the checkout and Python may lie in /tmp or a home.
+#: Settings that a test's unit needs: the checkout and Python may lie in /tmp or a home.
 HERE = f"""\
 [Service]
 PrivateTmp=no
@@ -69,9 +69,9 @@ def installed(folder: Path, unit: str, drop_ins: Mapping[str, str]) -> Path:
 
 @contextmanager
 def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator[Daemon]:
-    """Start the unit in a manager, with this Python and another command instead of its own.
+    """Start the unit in a manager, with `command`, run by this Python, instead of its own.
 
-    `drop_ins`: by the names of their files. The unit's /run is FOLDER/run; the yielded value can be
+    `drop_ins`: file name → text. The unit's /run is FOLDER/run; the yielded value can be
     asked if the command is a daemon.
     """
     (folder / "run").mkdir()
@@ -119,7 +119,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 def test_the_unit_s_security_exposure_is_limited(tmp_path: Path) -> None:
     if "--offline" not in ran("systemd-analyze", "--help").stdout:
-        pytest.skip("systemd judges units that are not installed since its version 250")
+        pytest.skip("only systemd 250 and newer judges a unit that is not installed")
     unit = installed(tmp_path, UNIT.read_text(), {})
     security = ("systemd-analyze", "security", "--offline=true", "--no-pager")
     printed(*security, "--threshold=21", unit)
@@ -127,7 +127,7 @@ def test_the_unit_s_security_exposure_is_limited(tmp_path: Path) -> None:
 
 # Faults that end the daemon: a real systemd starts it again.
 
-#: The unit's restarts, but sooner; other tests switch them off.
+#: Restarts like the unit's, but sooner; other tests switch restarts off.
 RESTARTS = "[Service]\nRestart=always\nRestartSec=100ms\nEnvironment=AFFINITYD_LISTEN={}\n"
 
 

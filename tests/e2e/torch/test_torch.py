@@ -81,7 +81,7 @@ def masks(*pids: int) -> set[CpuSet]:
         ((*EXEC, *TORCHRUN), BOTH),
         (("affinityd", "exec", "--gpus=1", "--", *TORCHRUN), NEAR),
     ],
-    ids=["ranks under exec", "ranks call bind()", "torchrun too", "torchrun on near CPUs"],
+    ids=["ranks under exec", "ranks call bind()", "torchrun under exec", "torchrun on near CPUs"],
 )
 def test_every_thread_of_a_rank_and_of_its_workers_is_near_its_gpu(
     here: Mapping[str, str], tmp_path: Path, command: tuple[str, ...], launcher: str

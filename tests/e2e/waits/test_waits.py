@@ -1,6 +1,6 @@
 """`affinityd why` and audit name what makes a process wait, on CPUs that nothing else uses.
 
-The cause is known by construction. Other work of this machine is seen, too: `scripts/test` runs
+The cause is known by construction. Other work of this machine counts, too: `scripts/test` runs
 these tests alone, and nightly. tests/processes has what holds on a busy machine.
 """
 

@@ -90,8 +90,8 @@ def running_alertmanager(folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Afternoon:
-    fired: Mapping[str, set[str]]  #: node → alerts at any time; "": the cluster's
-    suppressed: set[str]  #: nodes of whose AffinitydDown Alertmanager says nothing
+    fired: Mapping[str, set[str]]  #: node → the alerts that have fired; "" has the cluster's
+    suppressed: set[str]  #: nodes whose AffinitydDown is suppressed by Alertmanager
     summaries: set[str]
 
 
@@ -146,13 +146,13 @@ def afternoon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Afternoon]:
         cluster.stop("drained")
         del cluster.addresses["drained"]
         cluster.tell_prometheus()
-        eventually(lambda: server.query(firing("MaskIsRemote", "far")), "that of the far job")
+        eventually(lambda: server.query(firing("MaskIsRemote", "far")), "the far job's alert fires")
         time.sleep(5 * MINUTE)
         assert "" not in fired(server), "two nodes are not many"
 
         for daemon in cut:
             daemon.signal(signal.SIGSTOP)
-        eventually(lambda: server.query(firing("ManyNodes")), "that of many nodes")
+        eventually(lambda: server.query(firing("ManyNodes")), "the alert of many nodes fires")
         url = f"http://{alertmanager}/api/v2/alerts?silenced=false"
 
         def alerts() -> list[Any]:
@@ -168,7 +168,7 @@ def afternoon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Afternoon]:
                 and it["labels"]["alertname"] == "AffinitydDown"
             }
 
-        eventually(lambda: {*CUT} <= suppressed(), "one message of all of them")
+        eventually(lambda: {*CUT} <= suppressed(), "one alert stands for all cut nodes")
         summaries = {it["annotations"]["summary"] for it in alerts()}
         yield Afternoon(fired(server), suppressed(), summaries)
         for daemon in (*cut, nodes["hangs"].daemon):
@@ -194,7 +194,7 @@ def test_each_message_names_its_subject(afternoon: Afternoon) -> None:
     assert any(re.fullmatch(r"[3-5] of 10 nodes have AffinitydDown\.", it) for it in summaries)
 
 
-def test_only_the_alert_of_a_silent_daemon_inhibits_its_other_alerts(tmp_path: Path) -> None:
+def test_only_the_alert_of_a_silent_daemon_inhibits_that_daemon_s_alerts(tmp_path: Path) -> None:
     sent = [
         {"labels": {"alertname": f"Affinityd{alert}", "instance": instance, "node": "a", **more}}
         for alert, instance, more in (
