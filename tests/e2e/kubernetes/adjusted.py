@@ -16,7 +16,7 @@ from tests.support.scanning_node import AskedNode, facts
 from tests.support.shared_objects import environment
 from tests.support.tiny import tiny
 
-#: As the page has it, for the namespaces `training` and `serving`.
+#: The page, and its commands that switch NRI on for the namespaces `training` and `serving`.
 PAGE = (REPOSITORY / "docs/kubernetes-nri.md").read_text()
 SWITCH_ON = PAGE[PAGE.index("printf 'AFFINITYD_NRI") : PAGE.index("systemctl restart")]
 CHOSEN, OTHER = "training", "other"
@@ -48,7 +48,7 @@ def serving(
     before: Sequence[str] = (),
     machine: Topology | None = None,
 ) -> Iterator[AskedNode]:
-    """Run a daemon that containerd has registered, with the node's /run, by way of `before`."""
+    """Run a daemon with the node's /run, by the command `before`; containerd has registered it."""
     (folder / "run").symlink_to(CHROOT / "run")
     (cluster.root / SOCKET).parent.mkdir(exist_ok=True)
     config = folder / "affinityd.conf"

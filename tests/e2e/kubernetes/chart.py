@@ -14,7 +14,7 @@ from tests.support.daemons import PATIENCE, eventually
 from tests.support.tiny import Ended
 
 CHART = "deploy/helm/affinityd"
-LABEL = "nvidia.com/gpu.present=true"  #: of `gpuNodeLabels`
+LABEL = "nvidia.com/gpu.present=true"  #: one of the chart's `gpuNodeLabels`
 PODS = "app.kubernetes.io/name=affinityd"
 
 
@@ -73,7 +73,7 @@ def installed(
         chart.uninstall()
 
 
-# What the rig lacks of a cluster: CoreDNS's name and kube-proxy's address for a Service.
+# The rig has neither CoreDNS, for a Service's name, nor kube-proxy, for a Service's address.
 
 DNS = "10.96.0.10"  #: kubelet's clusterDNS, in the rig
 PORT = 9466
@@ -89,7 +89,7 @@ def named(chart: Chart) -> Iterator[None]:
     names = f"--host-record={name},{address}"
     if endpoint:
         names += f" --host-record=affinityd-metrics.{chart.namespace},{endpoint}"
-    to = f"{endpoint or DNS}:{PORT}"  # nothing listens there
+    to = f"{endpoint or DNS}:{PORT}"  # nothing listens at the address of DNS
     rule = f"PREROUTING -d {address} -p tcp --dport {PORT} -j DNAT --to {to}"
     run(f"sysctl -qw net.ipv4.ip_forward=1; ip address add {DNS}/32 dev lo")
     run(f"iptables -t nat -A {rule}")
@@ -110,7 +110,7 @@ def named(chart: Chart) -> Iterator[None]:
 
 
 def _endpoint(chart: Chart) -> str:
-    """Return the address to which kube-proxy would send the Service's traffic; empty: none."""
+    """Return the address to which kube-proxy would send the Service's traffic, or nothing."""
     label = "kubernetes.io/service-name=affinityd"
     (part,) = chart.cluster.get("endpointslices", "-n", chart.namespace, "-l", label)["items"]
     if not part.get("endpoints"):
@@ -123,8 +123,8 @@ def _endpoint(chart: Chart) -> str:
 
 # A job's pod as the page has it: an init container, and a program that /affinity/run starts.
 
-SLEEPS = ("sleep", "100000")  #: a program without /affinity/run
-#: A program that says where it runs, and stays there.
+SLEEPS = ("sleep", "100000")  #: a program that /affinity/run does not start
+#: A program that prints its CPUs, and goes on running.
 SAYS = "grep Cpus_allowed_list /proc/self/status; sleep 100000 & wait"
 LOOKS = ("/affinity/run", "sh", "-c", SAYS)
 HOLD = "until [ -e /affinity/go ]; do /bin/busybox sleep 0.1; done"
@@ -186,7 +186,7 @@ class Job:
         return self.cluster.run(f"kubectl logs {self.name} -c {container}").splitlines()
 
     def says(self) -> set[str]:
-        """Return the lines of the pod's program and of `run`, on both streams, once it runs."""
+        """Return the lines that `run` and the program have printed, once the program runs."""
         self.wait_for("app")
         eventually(lambda: "Cpus_allowed_list" in "".join(self.log()), f"{self.name} has looked")
         return {*self.log()}

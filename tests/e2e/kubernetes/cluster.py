@@ -30,7 +30,7 @@ RIGS = Path(os.environ.get("RIGS", REPOSITORY.parent / "shared/rigs"))
 CHROOT = Path(os.environ.get("RIG_CHROOT", "/var/cache/rigs/forky"))
 KUBELET = CHROOT / "var/lib/kubelet"
 POD_RESOURCES = KUBELET / "pod-resources/kubelet.sock"
-#: The files of the rig's chroot, as its README lists them.
+#: The packages of the rig's chroot, as the rig's README lists them.
 PACKAGES = (
     *("containerd", "runc", "containernetworking-plugins", "etcd-server", "kubernetes-client"),
     *("iptables", "conntrack", "iproute2", "mount"),
@@ -53,7 +53,7 @@ AFFINITYD = tuple(f"{place}/affinityd:{__version__}" for place in ("localhost", 
 
 @dataclass(frozen=True)
 class Process:
-    """A program in a container, in its current state."""
+    """A process in a container; each property reads its current state."""
 
     pid: int
 
@@ -72,7 +72,7 @@ class Process:
 
     @property
     def cpuset(self) -> str:
-        """The cpuset that kubelet gave its container."""
+        """The cpuset that kubelet gave the container of the process."""
         lines = Path(f"/proc/{self.pid}/cgroup").read_text().splitlines()
         (folder,) = (line.split(":")[2] for line in lines if ":cpuset:" in line)
         return Path(f"{CPUSETS}{folder}/cpuset.cpus").read_text().strip()
@@ -88,7 +88,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster; `environment`: for the rig's commands."""
+    """A running cluster; `environment` has the variables of the rig's commands."""
 
     environment: Mapping[str, str]
     folder: Path
@@ -122,7 +122,7 @@ class Cluster:
 
     @property
     def network(self) -> list[str]:
-        """The command that runs another in the node's network, with pods and API server."""
+        """The prefix of a command in the node's network, which has the pods and the API server."""
         return ["nsenter", f"--net={self._namespaces}/ns/net"]
 
     @property
@@ -170,7 +170,7 @@ class Cluster:
         self.rig("kubectl", "apply", "-f", "-", text=json.dumps(document))
 
     def claim_device(self, driver: str, pool: str, device: str, namespace: str) -> None:
-        """Create objects of DRA: a class, the node's only device, and a claim `one` for it."""
+        """Create DRA objects: a class, the node's only device, and a claim `one` for the device."""
         slice_ = {"driver": driver, "nodeName": NODE, "devices": [{"name": device}]}
         request = {"name": "gpu", "exactly": {"deviceClassName": driver}}
         specs = {
@@ -215,7 +215,7 @@ class Cluster:
 
 @contextmanager
 def running(folder: Path, **settings: str) -> Iterator[Cluster]:
-    """Run a cluster; `settings`: the rig's, like RIG_CPU."""
+    """Run a cluster; `settings` are variables of the rig, such as RIG_CPU."""
     CHROOT.parent.mkdir(parents=True, exist_ok=True)
     with CHROOT.with_suffix(".lock").open("w") as lock:  # a chroot has room for one cluster
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -254,7 +254,7 @@ def _give_programs(folder: Path) -> None:
 
 @contextmanager
 def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iterator[None]:
-    """Announce GPUs by their ids, each on a NUMA node; `first`: device minor of the first."""
+    """Announce GPUs, id → NUMA node, to kubelet; `first` is the device minor of the first GPU."""
     minors = range(first, first + len(devices))
     words = [
         f"{it}={node}:/rig/dev/nvidia{minor}:/dev/nvidia{minor}"
@@ -272,7 +272,7 @@ def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iter
 
 @contextmanager
 def device_plugin(cluster: Cluster, resource: str, ways: str, *gpus: str) -> Iterator[None]:
-    """Run a device plugin, kubelet_plugins.py; the block begins when the node has its GPUs."""
+    """Run a device plugin, kubelet_plugins.py; the block begins when the node has the GPUs."""
     with kubelet_plugin("devices", KUBELET / "device-plugins", resource, ways, *gpus):
         field = f"jsonpath='{{.status.allocatable.{resource.replace('.', chr(92) + '.')}}}'"
         wait = f"kubectl wait node {NODE} --for={field}={len(gpus)}"

@@ -1,4 +1,4 @@
-"""A cluster needs root, and its rig. A module may have a cluster of its own kind."""
+"""The fixtures of a cluster, which needs root and the rig; a module may define its own cluster."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ def pods_end(cluster: Cluster) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def values(cluster: Cluster) -> Mapping[str, Any]:
     """Return chart values with which the daemon sees a machine with two NUMA nodes."""
-    assert cluster.root.exists()  # written into it
+    assert cluster.root.exists()  # the machine's files are written into this folder
     return machine.values()
 
 

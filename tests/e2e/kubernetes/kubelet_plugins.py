@@ -1,12 +1,12 @@
-"""A device plugin, or a DRA driver, of the tests, which kubelet sees as one like NVIDIA's.
+"""A device plugin and a DRA driver for tests; kubelet treats them like NVIDIA's.
 
-devices FOLDER RESOURCE WAYS ID=NODE:FILE:NAME...: kubelet's folder of device plugins, the resource,
-and GPUs, each with its NUMA node, its device file on the node, and that file's name in a container.
-A container gets them by WAYS: file, variable (the ids in NVIDIA_VISIBLE_DEVICES), cdi (the ids as
-names of the kind RESOURCE).
+devices FOLDER RESOURCE WAYS ID=NODE:FILE:NAME... announces GPUs to the kubelet that listens in
+FOLDER. A GPU has a NUMA node, a device file on the node, and a name of that file in a container.
+WAYS say what a container gets: file (device files), variable (ids in NVIDIA_VISIBLE_DEVICES), and
+cdi (ids as devices of the CDI kind RESOURCE).
 
-claims SEEN HERE NAME POOL DEVICE [CDI]: kubelet's folder as kubelet sees it and as this process
-does, the driver's name, its pool and its only device, of which containers get what CDI names.
+claims SEEN HERE NAME POOL DEVICE [CDI] serves a DRA driver, whose POOL has only this DEVICE. SEEN
+and HERE are kubelet's folder as kubelet and as this process sees it. A container gets the CDI.
 
 Sources: api.proto of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, pluginregistration/v1, dra/v1.
 """
@@ -28,7 +28,7 @@ Answer = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
-    """Answers kubelet; methods that it does not define get an empty message."""
+    """Answers kubelet; the answer to a method that is not in `methods` is empty."""
 
     methods: Mapping[str, Answer]
     devices: bytes = b""  #: the only message of ListAndWatch
@@ -90,7 +90,7 @@ def announce_devices(folder: str, resource: str, ways: str, *gpus: str) -> Any: 
 def prepare_claims(  # noqa: PLR0917 - words of a command line
     seen: str, here: str, name: str, pool: str, device: str, cdi: str = ""
 ) -> Any:  # noqa: ANN401
-    """Serve until kubelet has registered the driver: it deletes unknown ones' ResourceSlices."""
+    """Return once kubelet knows the driver: it deletes ResourceSlices of unknown drivers."""
     registered = threading.Event()
 
     def info(_request: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """A node whose kernel seems to have two NUMA nodes, each with a CPU and an AMD GPU.
 
 AMD's driver has all of its facts in /sys, which a container can mount over; NVIDIA's has some in
-/proc, which it cannot.
+/proc, over which a container cannot mount.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.e2e.kubernetes.cluster import CHROOT
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.tiny import tiny
 
-FOLDER = "/rig/machine"  #: on the node
+FOLDER = "/rig/machine"  #: of the machine's files, on the node
 _HERE = CHROOT / FOLDER.lstrip("/")
 _KFD = _HERE / "sys/class/kfd/kfd"
 DRM, MINOR = 226, 128  #: of /dev/dri/renderD128, kernel Documentation/admin-guide/devices.txt
@@ -52,7 +52,7 @@ def values() -> Mapping[str, Any]:
 
 
 def uuid(gpu: int) -> str:
-    return f"GPU-{gpu + 1:016x}"  # 0 is none
+    return f"GPU-{gpu + 1:016x}"  # a unique_id of 0 means that a GPU has none
 
 
 def device_file(gpu: int) -> str:

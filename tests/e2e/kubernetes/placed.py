@@ -18,7 +18,7 @@ from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import CPUS
 
-TOLD = {"AFFINITYD_CPULIST", "AFFINITYD_UNPINNED"}  #: a started program has one of them
+TOLD = {"AFFINITYD_CPULIST", "AFFINITYD_UNPINNED"}  #: a program that `run` started has one of these
 
 
 @dataclass(frozen=True)

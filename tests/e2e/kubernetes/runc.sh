@@ -1,10 +1,10 @@
 #!/bin/sh
-# runc of the rig. runc leaves the old root by pivot_root(2), which a chroot has exchange another mount
-# than its namespace's root: a later `runc exec`, and so `kubectl exec`, would be in the machine's own root.
-# So a container is created in a mount namespace whose root is the chroot's.
+# runc of the rig. runc leaves the old root by pivot_root(2). In a chroot that call exchanges another mount
+# than the namespace's root, and a later `runc exec`, by `kubectl exec`, would enter the machine's own root.
+# Therefore a container is created in a mount namespace whose root is the chroot's.
 case " $* " in
 *' create '*)
-    # The test of CPUs that are not here: a cpuset is noted, and cut to those that are.
+    # For nightly/test_large_node.py: note a container's cpuset, and cut it to this machine's CPUs.
     if [ -e /rig/online ]; then
         spec=$(printf '%s\n' "$*" | sed 's/.* --bundle \([^ ]*\).*/\1/')/config.json
         sed -n 's/.*"cpus":"\([^"]*\)".*/\1/p' "$spec" >>/rig/spec-cpus

@@ -62,7 +62,7 @@ def test_the_init_step_gives_the_folder_to_a_daemon_that_has_no_privileges(chart
 def test_a_second_release_leaves_the_folder_to_the_daemon_that_answers_in_it(
     chart: Chart, values: Mapping[str, Any]
 ) -> None:
-    """The second daemon would run as root, and take the folder from the first one's user."""
+    """The second daemon would run as root, and take the folder from the first daemon's user."""
     run, second = chart.cluster.run, Chart(chart.cluster, "second")
     root = {**values, "kubernetes": {"nri": {"enabled": True}}}
     where = "--namespace second --create-namespace --values -"
@@ -123,7 +123,7 @@ print(connection.getresponse().read().decode())
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_a_pod_sees_only_counts_of_another_pod_with_its_uid(chart: Chart, uid: int) -> None:
+def test_a_pod_sees_only_counts_of_another_pod_of_the_same_uid(chart: Chart, uid: int) -> None:
     cluster = chart.cluster
     socket = cluster.root / "run/affinityd/affinityd.sock"
     mount = {"name": "socket", "mountPath": "/run/affinityd"}

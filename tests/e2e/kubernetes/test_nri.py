@@ -96,7 +96,7 @@ def test_a_pod_chooses_by_annotations(cluster: Cluster, tmp_path: Path) -> None:
         assert (watched.cpus, [*watched.told]) == (BOTH, ["AFFINITYD_UNPINNED"])
 
 
-def test_a_pod_level_request_counts_for_a_container_without_one(
+def test_a_pod_level_request_counts_for_a_container_without_a_request(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     one = {**container("one"), "resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -109,7 +109,7 @@ def test_a_pod_level_request_counts_for_a_container_without_one(
         assert process.cpus == (NEAR, FAR)[process.gpu // 2]
 
 
-def test_a_container_started_without_the_daemon_is_placed_and_placed_again_when_resized(
+def test_a_container_started_without_the_daemon_is_placed_later_and_again_after_a_resize(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     beside = container("beside", gpus=0, NVIDIA_VISIBLE_DEVICES="0")  # as libnvidia-container does
@@ -157,7 +157,7 @@ def test_a_missed_container_is_placed_once_kubelet_answers(
 
 
 def test_a_container_gets_no_exclusive_cpu_of_another_pod(cluster: Cluster, tmp_path: Path) -> None:
-    """Kubelet's shared pool is empty, so kubelet sends no cpuset; asked, it names the CPUs."""
+    """Kubelet's shared pool is empty, so kubelet sends no cpuset, but names the exclusive CPUs."""
     strict = {
         "cpuManagerPolicy": "static",
         "cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"},

@@ -22,9 +22,9 @@ from tests.support.tiny import tiny
 NODES = "sys/devices/system/node"
 ALL_CPUS = "sys/devices/system/cpu"
 MACHINE = "/rig/machine"  #: the files of the machine, on the node
-#: GPU → its NUMA node, the place of its CPU in tests.support.tiny.CPUS.
+#: GPU → its NUMA node; tests.support.tiny.CPUS has the node's CPU at the same place.
 GPUS = {f"GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001": gpu for gpu in range(2)}
-SOONER = {"nodeStatusUpdateFrequency": "1s"}  #: else 10 s until the node has its GPUs
+SOONER = {"nodeStatusUpdateFrequency": "1s"}  #: otherwise the node has its GPUs only after 10 s
 #: Chart values with which the daemon sees the machine.
 VALUES: Mapping[str, Any] = {
     "extraArgs": [f"--root={MACHINE}"],
@@ -69,7 +69,7 @@ def kubelet(
 
 
 def restart(cluster: Cluster, settings: Mapping[str, object]) -> None:
-    """Restart kubelet without its checkpoints; `settings`: of its KubeletConfiguration."""
+    """Restart kubelet without its checkpoints; `settings` replace fields of its configuration."""
     file, command = CHROOT / "rig/kubelet.yaml", cluster.stop("kubelet")
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **SOONER, **settings}))
     gone = {amount: {"nvidia.com/gpu": None} for amount in ("capacity", "allocatable")}

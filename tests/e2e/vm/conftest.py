@@ -14,7 +14,7 @@ Document = dict[str, Any]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Run nightly tests only nightly, and tests of a change only for a change."""
+    """Run test_apply for each change, and all other tests only nightly."""
     name = collection_path.stem.removeprefix("test_")
     is_test = collection_path.name.startswith("test_")
     wanted = config.getoption("nightly") != (name == "apply")
@@ -22,7 +22,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the wait for a machine to the first test that uses it."""
+    """Extend the tests' timeouts: the first test that uses a machine waits for its end."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(2 * PATIENCE))

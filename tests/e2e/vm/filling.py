@@ -1,4 +1,4 @@
-"""A rank: fills memory, prints the kernel's facts about it, and ends when its stdin does."""
+"""A rank fills memory, prints the kernel's facts about this memory, and ends with its stdin."""
 
 import sys
 from pathlib import Path

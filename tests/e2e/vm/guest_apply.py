@@ -17,7 +17,7 @@ FIRST_GPU = ("--gpus", "0")  #: on node 3
 RANKS = {"sysfs": (0, 3, 7), "daemon": range(len(GPU_NODES)), "node.json": (0, 3, 7)}
 MODES = ("node", "unique_contiguous")
 
-#: A command that says where it is: its mask, and the environment that it was started with.
+#: A command that prints its mask, and the environment with which it was started.
 LOOK = ("cat", "/proc/self/status", "/proc/self/environ")
 
 #: Fills memory, after numactl has printed the policy of get_mempolicy(2).
@@ -28,8 +28,8 @@ BARE = ("--gpus", "6")  #: on the node without memory
 NEAR_BARE = " ".join(f"{node}" for node in range(NODES) if distance(BARE_NODE, node) == 12)
 OUTSIDE = "bind, outside Mems_allowed"  #: Mems_allowed is node 2
 
-#: Ranks that fill memory: the options of `affinityd exec`; then the policy by get_mempolicy(2), the
-#: one by numa_maps, and the nodes that their pages may be on.
+#: Ranks that fill memory → the options of `affinityd exec`, the policy and its nodes by
+#: get_mempolicy(2), the policy by numa_maps, and the nodes on which the rank's pages may be.
 FILLERS: dict[str, tuple[Sequence[str], str, str, str, str]] = {
     "no policy": (FIRST_GPU, "default", "", "default", "3"),
     "local": ((*FIRST_GPU, "--memory", "local"), "local", "", "local", "3"),
@@ -47,7 +47,7 @@ FILLERS: dict[str, tuple[Sequence[str], str, str, str, str]] = {
 }
 
 
-#: The cpuset of a rank, and a command; then the rank's mask, the command's status and output.
+#: The cpuset of a rank → a command, then the rank's mask, and the command's status and output.
 SHRINKING = {
     "8-15": ("verify", "12-15", 0, ""),
     "8-9": ("verify", "8-9", 1, "GPU 0 is on node 3, and its cpuset, 8-9, has no CPU there"),
@@ -103,8 +103,8 @@ def callers() -> dict[str, Any]:
     below = group / "step"
     below.mkdir(exist_ok=True)  # without the controller, it has no cpuset of its own
     return {
-        "in a cpuset, for more": allowed(group, "cpuset=0-31"),
-        "below it, with a mask": allowed(below, "whose=caller", "taskset", "-c", "6-7"),
+        "asks for more than a cpuset": allowed(group, "cpuset=0-31"),
+        "has a mask below a cpuset": allowed(below, "whose=caller", "taskset", "-c", "6-7"),
     }
 
 
@@ -141,7 +141,7 @@ def place(ended: Ended) -> dict[str, str]:
 def memory_of(ended: Ended) -> dict[str, Any]:
     """Return a command's memory policy by numactl and by numa_maps, and its pages by node.
 
-    It printed `numactl --show`, and last the line of its largest mapping: numa(7).
+    The command printed `numactl --show`, and last the line of its largest mapping: numa(7).
     """
     shown, _, line = ended["stdout"].rstrip("\n").rpartition("\n")
     by_numactl = dict(re.findall(r"^(policy|preferred): ?(.*?) *$", shown, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Runs in the virtual machine: an auditor's counters, beside the kernel's of the same processes.
+"""Runs in the virtual machine: reports an auditor's and the kernel's counters of processes.
 
 A process starts after a scan and is idle at the last scan: by then the auditor must have counted
 exactly what the kernel has counted.
@@ -24,13 +24,13 @@ from tests.e2e.vm.warm import affinityd
 
 SPEND = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("spending.py")))
 SECONDS = 12  #: a process computes for this time
-BETWEEN = 1.0  #: seconds, scans
+BETWEEN = 1.0  #: seconds between scans
 
 NEAR, FAR = cpus_of(GPU_NODES[0]), cpus_of(0)
 TWO = NEAR.partition("-")[0], str(int(NEAR.partition("-")[0]) + 1)
 BOTH = f"{NEAR},{FAR}"
 
-#: What a process does: its CPUs, the words of spending.py, and the limit of its cgroup.
+#: What a process does → its CPUs, the words of spending.py, and the limit of its cgroup.
 SPENDERS = {
     "lasting threads": (NEAR, ("lasting", 2), "max"),
     "threads near and far": (BOTH, ("lasting", 4, 12, 0, 1, 2), "max"),
@@ -79,7 +79,7 @@ def spending(name: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def is_still(child: subprocess.Popen[str]) -> bool:
-    """Return whether a process no longer uses CPU time, after a while."""
+    """Wait for a while; return whether the process has said that it uses no more CPU time."""
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], BETWEEN)
     return bool(readable)
@@ -111,7 +111,7 @@ def counted(name: str, *, failing: bool = False) -> Document:
 
 
 class Holders:
-    """The holders of GPUs; `silent`: the driver does not name them."""
+    """The holders of GPUs; while `is_silent` is set, the driver does not name the holders."""
 
     def __init__(self) -> None:
         self.held = GpuHolders()

@@ -28,14 +28,14 @@ from tests.support.daemons import Daemon, eventually
 
 ROOT = Path("/", RELEASE)
 IMAGE = "localhost/busybox:tests"
-NODE = Path("/checkout/tests/e2e/vm/node")  #: files of its root that are not Debian's
+NODE = Path("/checkout/tests/e2e/vm/node")  #: files of the node's root that are not Debian's
 SLEEPS = ["/bin/busybox", "sleep", "100000"]
 API = ("10.0.2.2", 8001)  #: where QEMU shows control_plane.sh's API server
 PODS = "/api/v1/namespaces/default/pods"
-GPUS = (0, 1, 4)  #: that kubelet knows, so that three pods have them all: two are on node 1
+GPUS = (0, 1, 4)  #: the GPUs that kubelet knows, for three pods; two GPUs are on node 1
 NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/devices.txt
-BESIDE = 5  #: the GPU that a container has beside its spec
-PARTITION = GROUPS / "isolated"  #: beside kubepods.slice
+BESIDE = 5  #: a GPU that a container can open though its spec lacks it
+PARTITION = GROUPS / "isolated"  #: a cgroup beside kubepods.slice
 PARTITION_CPUS, OTHER_CPUS = "0-1,16-17", "2-15,18-31"
 
 
@@ -106,13 +106,13 @@ def look_at_pods(node: "Node") -> Document:
 
 
 def exec_threads(group: Path, *options: str) -> Ended:
-    """Return how `exec --threads` ends in a cgroup: its CPUs, and its threads."""
+    """Run `exec --threads` in a cgroup; its command prints the CPUs and the number of threads."""
     told = "echo $AFFINITYD_CPULIST $OMP_NUM_THREADS"
     return affinityd("exec", "--threads", *options, "--", "sh", "-c", told, group=group)
 
 
 def look_at_partition(node: "Node", pod: "Program") -> Document:
-    """Make CPUs of the pods a partition, and resize a pod; return which CPUs both then get."""
+    """Take a partition's CPUs from the pods, and resize a pod; return the CPUs of both."""
     beside_all = make_partition()
     node.run("systemctl", "set-property", "kubepods.slice", f"AllowedCPUs={OTHER_CPUS}")
     beside_others = make_partition()
@@ -150,7 +150,7 @@ class Program:
         return (self.group / "cpuset.cpus").read_text().strip()
 
     def opens(self, gpu: int) -> str:
-        """Return why a process in its container cannot open a GPU: no driver serves it, ENXIO."""
+        """Return the error of a process in the container that opens a GPU; ENXIO: allowed."""
         child = os.fork()
         if child == 0:
             try:
@@ -214,7 +214,7 @@ class Node:
         api("DELETE", "/api/v1/nodes/vm")  # else the next node's GPUs seem to exist already
 
     def start(self, name: str, *, beside: str = "", manifest: str = "pod.json") -> None:
-        """Start a pod with a GPU; `beside`: it is to get this one beside its spec."""
+        """Start a pod that requests a GPU or, with `beside`, only names this GPU in a variable."""
         pod = json.loads((NODE / manifest).read_text())
         pod["metadata"]["name"] = name
         (container,) = pod["spec"]["containers"]
@@ -312,9 +312,9 @@ def make_device_file(folder: Path, minor: int) -> None:
 
 
 def let_in(node: Node, program: Program) -> None:
-    """Let a container's processes use a GPU beside its spec, as libnvidia-container does.
+    """Let a container's processes use a GPU that its spec lacks, as libnvidia-container does.
 
-    That replaces the device filter by one that allows more; here it allows all.
+    libnvidia-container sets a device filter that allows more; without a filter all is allowed.
     """
     group = str(program.group)
     for filter_ in json.loads(node.run("bpftool", "-j", "cgroup", "show", group)):
@@ -347,7 +347,7 @@ def packed(files: Mapping[str, bytes]) -> bytes:
 def has_gpus() -> bool:
     try:
         node = api("GET", "/api/v1/nodes/vm")
-    except (OSError, AssertionError):  # kubelet has not registered it
+    except (OSError, AssertionError):  # kubelet has not registered the node
         return False
     allocatable = node["status"].get("allocatable", {})
     return bool(allocatable.get("nvidia.com/gpu") == str(len(GPUS)))

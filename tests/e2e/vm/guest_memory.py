@@ -88,7 +88,7 @@ def holding(kind: str, parts: str, before: Sequence[str] = ()) -> Iterator[subpr
 
 
 def on_nodes(pid: int) -> dict[int, int]:
-    """Return bytes by node, by the kernel's own account."""
+    """Return the bytes of a process on each node, as numa_maps counts them."""
     sizes: Counter[int] = Counter()
     for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
         page = re.search(r" kernelpagesize_kB=(\d+)", line)

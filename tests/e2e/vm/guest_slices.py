@@ -11,7 +11,7 @@ from tests.e2e.vm.warm import affinityd
 from tests.support.daemons import running
 
 MODES = ("node", "unique-contiguous")
-#: The options of srun; tests/data/slurm_launches has the facts of more.
+#: A launch → the options of srun; tests/data/slurm_launches has the facts of further launches.
 LAUNCHES = {
     "a GPU for each task": "-n4 -c4 --gpus-per-task=1",
     "all GPUs for all tasks": "-n8 -c4 --gres=gpu:8",
@@ -19,7 +19,7 @@ LAUNCHES = {
     "slices of an odd size": "-n6 -c3 --gres=gpu:6",
 }
 
-#: LUMI's recipe: masks by hand, in the order of the GPUs that its wrapper picks; and Slurm's own.
+#: The masks of LUMI's recipe, in the order in which LUMI's wrapper picks GPUs.
 MASKS = ",".join(f"{0xF << (4 * first):x}" for first in (4, 5, 6, 7, 0, 1, 2, 3))
 CHOICES = {
     "masks by hand": f"-n8 -c4 --gres=gpu:8 --gpu-bind=none --cpu-bind=mask_cpu:{MASKS}",
@@ -31,14 +31,14 @@ INSTALLED = "/etc/slurm/affinityd"
 SCRIPTS = Path("/checkout/slurm")
 RUN = Path("/tmp/affinityd")  # noqa: S108 - nobody else is here; jobs find it at /run/affinityd
 
-#: Tells a task the mask that Slurm gave it, before affinityd's TaskProlog.
+#: Exports the mask that Slurm gave a task, and then runs affinityd's TaskProlog.
 PROLOG = f"""#!/bin/sh
 while read -r name value; do
     [ "$name" != Cpus_allowed_list: ] || echo "export BEFORE=$value"
 done <"/proc/$SLURM_TASK_PID/status"
 exec {INSTALLED}/task_prolog.sh
 """
-#: Prints a task's facts. To open a device file fails with ENXIO if it is allowed, else EPERM.
+#: Prints a task's facts. Opening a device file fails with ENXIO if allowed, else with EPERM.
 LOOK = r"""
 while read -r name value; do
     [ "$name" != Cpus_allowed_list: ] || echo "after $value"
@@ -115,7 +115,7 @@ def have_patience(folder: Path) -> None:
 
 
 def hold_gpus() -> None:
-    """Have NVIDIA's driver hold the GPUs, so that they count as NVIDIA's."""
+    """Make files as if NVIDIA's driver held the GPUs, so that these count as NVIDIA's."""
     output("mount", "-t", "tmpfs", "tmpfs", "/proc/driver")
     for minor, address in enumerate(addresses()):
         folder = Path("/proc/driver/nvidia/gpus", address)

@@ -1,12 +1,12 @@
-"""The virtual machine's hardware, as QEMU takes it.
+"""The virtual machine's hardware, in options of QEMU.
 
-Two packages of four NUMA nodes of two cores of two CPUs, of which one has no memory, and a node of
-memory alone beside the first package; four PCI host bridges, each on a node, with two GPUs.
+Two packages have four NUMA nodes each, and each node two cores of two CPUs. One of the nodes has no
+memory; a ninth, beside package 0, has only memory. Four PCI host bridges have two GPUs each.
 """
 
 from collections.abc import Iterator, Sequence
 
-NODES = 8  #: with CPUs
+NODES = 8  #: the nodes with CPUs
 CPUS_PER_NODE = 4
 CPUS = NODES * CPUS_PER_NODE
 MEMORY_NODE = NODES  #: has no CPUs
@@ -25,7 +25,7 @@ GPU = "ati-vga"
 #: Emulated on any machine, by one thread: with a thread for each CPU, booting sometimes froze.
 ACCELERATOR = "tcg,thread=single,tb-size=256"
 
-#: Has huge caches, x2APIC and a random number generator; TCG lacks its transactional memory.
+#: Has huge caches, x2APIC and a random number generator; TCG does not emulate transactional memory.
 CPU_MODEL = "Skylake-Server,hle=off,rtm=off,check=off,enforce=off"
 
 

@@ -78,7 +78,7 @@ def bind(address: int, size: int, mode: int, nodes: list[int]) -> None:
 
 
 def pinned(address: int, size: int) -> None:
-    """Have the kernel pin memory, like a buffer that it reads and writes by itself."""
+    """Have the kernel pin memory, as a buffer of io_uring."""
     ring = checked(LIBC.syscall(IO_URING_SETUP, 4, ctypes.create_string_buffer(120)))
     buffer = (ctypes.c_size_t * 2)(address, size)
     checked(LIBC.syscall(IO_URING_REGISTER, ring, REGISTER_BUFFERS, buffer, 1))

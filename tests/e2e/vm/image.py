@@ -1,4 +1,4 @@
-"""The virtual machine's image, made once and kept: an unpacked kernel, and a root that it unpacks.
+"""The virtual machine's image, made once and kept: a kernel, and a root that the kernel unpacks.
 
 The image lies in the user's cache, in a folder named after its recipe.
 """
@@ -48,7 +48,7 @@ def requirements(pyproject: str) -> list[str]:
 def unpacked(kernel: bytes) -> bytes:
     """Return the ELF file in a packed kernel, which an emulated CPU would take long to unpack.
 
-    Its header says where: setup_sects, payload_offset and payload_length of the kernel's
+    The kernel's header says where: setup_sects, payload_offset and payload_length, which are in
     Documentation/arch/x86/boot.rst.
     """
     setup_sectors = kernel[0x1F1]

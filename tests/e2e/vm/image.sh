@@ -1,7 +1,7 @@
 #!/bin/sh
 # image.sh FOLDER PYTHON REQUIREMENT...
 # Makes FOLDER/vmlinuz and FOLDER/root.cpio: the kernel of Debian 12, and its root as an initial
-# ramdisk, with the tools that are compared with and the Python packages that are required.
+# ramdisk, with tools for comparisons, and with the Python packages of the arguments.
 # PYTHON: an interpreter on this machine that has pip. The packages are only unpacked, which takes
 # seconds; nothing here is installed on this machine.
 set -eu

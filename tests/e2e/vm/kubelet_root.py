@@ -16,7 +16,7 @@ PACKAGES = (
     *("busybox-static", "mount", "bpftool"),
 )
 
-#: Runs QEMU in a network with the API server, and ends both at its end.
+#: Runs QEMU in a network with the API server; both end when this command ends.
 CONTROL_PLANE = (
     *("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--pid", "--fork", "--kill-child"),
     os.fspath(REPOSITORY / "tests/e2e/vm/control_plane.sh"),

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-SHORT = 0.02  #: seconds of CPU time that a thread lives, or a child
+SHORT = 0.02  #: the CPU seconds that a short thread or child lives
 IS_OVER = threading.Event()
 
 

@@ -38,12 +38,12 @@ def test_the_next_answer_uses_the_cpus_that_are_online(seen: Document) -> None:
 
 def test_callers_are_known_by_their_cgroups(seen: Document) -> None:
     assert seen["callers"] == {
-        "in a cpuset, for more": {"cpulist": "5-9", "source": "request", "within": "5-9"},
-        "below it, with a mask": {"cpulist": "6-7", "source": "caller", "within": "5-9"},
+        "asks for more than a cpuset": {"cpulist": "5-9", "source": "request", "within": "5-9"},
+        "has a mask below a cpuset": {"cpulist": "6-7", "source": "caller", "within": "5-9"},
     }
 
 
-# Memory that they fill.
+# Memory that commands fill.
 
 
 @pytest.mark.parametrize("command", FILLERS)
@@ -73,7 +73,7 @@ def test_a_refused_memory_policy_is_reported_and_the_command_runs(seen: Document
 
 
 def test_a_command_stays_in_its_cpuset(seen: Document) -> None:
-    """If a cpuset is empty, its parent's applies."""
+    """If a cgroup's cpuset is empty, the parent cgroup's cpuset applies."""
     line = "affinityd exec: CPUs 16-19 are not near the GPU; allowed are 16-19\n"
     assert seen["far"] == placed("16-19", "16-19", "remote", line)
     assert seen["below"] == placed(FIRST, "8-15")

@@ -1,6 +1,6 @@
 """A real kernel on a machine with many NUMA nodes: CPU time and waits, as the kernel counts them.
 
-A figure may differ by 5 % of the kernel's own, and by a clock tick for some of the threads.
+A figure may differ from the kernel's by 5 %, and by TICKS, the clock ticks of some threads.
 """
 
 import json
@@ -16,7 +16,7 @@ TICKS = 0.1  #: seconds
 SHORT = ("short threads", "short threads far away", "more short threads than CPUs")
 LASTING = ("lasting threads", "threads near and far", "more threads than CPUs", "a limit")
 FAR_PART = {"threads near and far": 0.75, "short threads far away": 1.0}
-LEAST_SCANS = 5  #: of a host that is not busy; else the first look may miss threads that only wait
+LEAST_SCANS = 5  #: on an idle host; with fewer scans the first one may miss threads that only wait
 
 
 def same(seconds: float) -> object:
@@ -43,7 +43,7 @@ def test_far_cpu_time_is_that_of_threads_on_far_cpus(seen: Document, name: str) 
 
 
 @pytest.mark.parametrize("name", LASTING)
-def test_waits_equal_schedstat_s_or_are_not_measurable(seen: Document, name: str) -> None:
+def test_waits_equal_those_of_schedstat_or_are_not_measurable(seen: Document, name: str) -> None:
     counted, truth = seen[name]["counted"], seen[name]["truth"]
     assert counted["waited"] <= (1 + PART) * truth["waited"] + TICKS
     assert counted["throttled"] == same(truth["throttled"])
@@ -52,8 +52,8 @@ def test_waits_equal_schedstat_s_or_are_not_measurable(seen: Document, name: str
         assert counted["waited"] == same(truth["waited"])
 
 
-def test_threads_wait_if_they_outnumber_cpus_and_a_limit_throttles(seen: Document) -> None:
-    """Otherwise the tests above would have had nothing to count."""
+def test_threads_that_outnumber_cpus_wait_and_a_limit_throttles(seen: Document) -> None:
+    """If no thread waited, the tests above would have nothing to count."""
     assert seen["more threads than CPUs"]["truth"]["waited"] > 10
     assert seen["a limit"]["truth"]["throttled"] > 1
 

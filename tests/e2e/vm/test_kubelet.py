@@ -14,18 +14,18 @@ LEFT = (
 
 
 @pytest.mark.parametrize("moment", ["synchronized", "again"])
-def test_a_container_whose_gpu_is_beside_its_spec_is_left_and_keeps_it(
+def test_a_container_keeps_its_cpus_and_a_gpu_that_its_spec_lacks(
     seen: Document, moment: str
 ) -> None:
     assert seen["not let in"] == "EPERM"
-    assert seen["let in"] == "ENXIO", "it may open it, and no driver answers"
+    assert seen["let in"] == "ENXIO", "opening is allowed, and no driver answers"
     beside = seen[moment]["beside"]
     assert (beside["opens"], beside["cpus"]) == ("ENXIO", "0-31")
     assert seen[moment]["states"]["left"] == "1"
     assert seen[moment]["log"].count(LEFT) == 1
 
 
-def test_systemd_takes_away_only_the_gpu_beside_the_spec(seen: Document) -> None:
+def test_systemd_takes_away_only_the_gpu_that_a_spec_lacks(seen: Document) -> None:
     """An update of a container by affinityd must not cause this, as the page says."""
     reloaded = seen["reloaded"]
     assert reloaded["beside"]["opens"] == "EPERM"
@@ -33,7 +33,7 @@ def test_systemd_takes_away_only_the_gpu_beside_the_spec(seen: Document) -> None
 
 
 def test_pods_run_near_their_gpus(seen: Document) -> None:
-    """`early` started without the daemon, and was placed while it ran."""
+    """`early` started without the daemon, and was placed once the daemon ran."""
     assert seen["synchronized"]["states"] == {"pinned": "1", "left": "1"}
     assert seen["again"]["states"] == {"pinned": "3", "left": "1"}
     pods = [seen["again"][name] for name in ("early", "one", "two")]
@@ -48,7 +48,7 @@ def test_pods_run_near_their_gpus(seen: Document) -> None:
     assert seen["synchronized"]["early"]["told"] == {}
 
 
-def test_a_resized_pod_is_placed_again_and_a_limit_is_seen_outside_its_namespace(
+def test_a_resized_pod_is_placed_again_and_exec_obeys_the_pod_s_cpu_limit(
     seen: Document,
 ) -> None:
     """16 CPUs are near; `exec` sets one thread for each of their 8 cores."""
@@ -68,7 +68,7 @@ def test_a_pod_keeps_its_exclusive_cpus_and_is_planned_within_them(seen: Documen
     assert own["opens"] == "ENXIO"
     assert seen["static"]["states"] == {"kept": "1"}
     planned, threads = seen["planned"]["stdout"].split()
-    assert (planned, threads) == (own["cpus"], "2"), "a thread a core"
+    assert (planned, threads) == (own["cpus"], "2"), "one thread for each core"
     assert own["told"].keys() >= {"AFFINITYD_NODES", "AFFINITYD_JOB_CPUS"}
     assert "AFFINITYD_CPULIST" not in own["told"]
 

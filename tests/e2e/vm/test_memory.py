@@ -1,6 +1,6 @@
 """A real kernel on a machine with many NUMA nodes: where affinityd finds memory.
 
-It is compared with numa_maps, in which the kernel counts every page.
+The result is compared with numa_maps, in which the kernel counts every page.
 """
 
 import re
@@ -17,7 +17,7 @@ KIND_OF = {"hugetlb": HUGE, "memfd": SHARED, "shm": SHARED, "sysv": SHARED}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_node_s_true_proportion_is_in_a_sample_s_interval(seen: Document, kind: str) -> None:
-    """A 95 % interval may miss slightly more than 5 of 100; over all samples it does not."""
+    """A 95 % interval may miss more than 5 of a node's 100 samples, but not of all samples."""
     sampled = seen["sampled"][kind]
     within = sampled["within"]
     assert within.keys() == sampled["truth"].keys()

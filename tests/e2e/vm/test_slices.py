@@ -20,7 +20,7 @@ class Task:
     before: CpuSet  #: the task's mask, as Slurm made it
     after: CpuSet
     near: CpuSet  #: CPUs near the GPUs that the task should use
-    is_bound: bool  #: Slurm gave it some of the step's GPUs
+    is_bound: bool  #: Slurm gave the task only some of the step's GPUs
 
 
 def tasks_of(seen: Document, run: Run) -> list[Task]:
@@ -66,7 +66,7 @@ def test_every_task_keeps_its_number_of_cpus_and_none_overlap(seen: Document, ru
 
 
 @pytest.mark.parametrize("run", RUNS, ids=", ".join)
-def test_a_near_slice_stays_and_so_do_tasks_with_their_own_gpus(seen: Document, run: Run) -> None:
+def test_tasks_with_a_near_slice_or_own_gpus_keep_their_cpus(seen: Document, run: Run) -> None:
     tasks = [task for task in tasks_of(seen, run) if task.is_bound or task.before <= task.near]
     assert [task.after for task in tasks] == [task.before for task in tasks]
 

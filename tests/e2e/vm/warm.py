@@ -2,8 +2,8 @@
 
 A script guest_X.py reports results, and test_X.py judges them.
 
-Each is a fork of a process that has imported what they need, above all the daemon's packages. From
-there on all is real: a pid, a mask, a cgroup, an environment, execve(2).
+Each is a fork of a process that has imported the modules, above all the daemon's. After the fork
+all is real: a pid, a mask, a cgroup, an environment, execve(2).
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.e2e.vm.inside import SOCKET, Ended, stage
 from tests.support import daemons
 from tests.support.daemons import Daemon, eventually, is_ready
 
-#: What the commands import when they need it.
+#: The modules that commands import only when they need them.
 for _module in (
     *("linux.children", "client.local_plan", "linux.memory_policy", "request.formats"),
     *("cli.commands.exec", "cli.commands.pin", "cli.commands.verify", "cli.commands.audit"),
@@ -52,11 +52,11 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return its status; None: it is still running."""
+        """Return the process's status, or None while the process runs."""
         return self._waited(os.WNOHANG)
 
     def wait(self, _timeout: float = 0) -> int:
-        """Return its status when it has ended; the machine's end is the limit."""
+        """Wait, without a time limit, until the process ends; return its status."""
         status = self._waited(0)
         assert status is not None
         return status
@@ -82,7 +82,7 @@ def serving(*arguments: str) -> Daemon:
 def affinityd(
     *words: str, env: Mapping[str, str] | None = None, group: Path | None = None
 ) -> Ended:
-    """Return the result of a command. `env` adds to the environment, `group`: its cgroup."""
+    """Return the result of a command. `env` adds to the environment; `group` is its cgroup."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         env = {**HASTELESS, **(env or {})}
         command = Forked(_forked(partial(_become, words, env, group, (stdout, stderr))))
@@ -90,7 +90,7 @@ def affinityd(
 
 
 def _forked(run: Callable[[], object]) -> int:
-    """Run a function in a fork, which never returns into the parent's code; return its pid."""
+    """Run a function in a fork, which never returns to the parent's code; return its pid."""
     pid = os.fork()
     if pid == 0:
         status = 1

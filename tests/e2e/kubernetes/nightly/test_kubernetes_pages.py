@@ -20,7 +20,7 @@ from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import CPUS, NEAR
 
-#: No page sets these values: the rig lacks the runtime of the GPU operator's RuntimeClass.
+#: A RuntimeClass as the GPU operator's, with the handler runc: the rig lacks NVIDIA's runtime.
 CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "runc"}
 
 
@@ -70,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def lines(page: str, place: int, **names: str) -> list[str]:
     """Return the commands of a page's `sh` block, by its position among these.
 
-    There is no registry: the node has the image. `names`: the words that a reader replaces.
+    Lines with `image=` are left out: the node has the image. `names`: words to replace.
     """
     blocks = [it.text for it in BLOCKS if (it.page, it.kind) == (f"docs/{page}.md", "sh")]
     text = blocks[place].replace("\\\n", " ")
@@ -128,7 +128,7 @@ def test_the_audit_commands_work(site: Site) -> None:
 
 
 def test_an_unchanged_pod_is_pinned_by_nri(site: Site) -> None:
-    """The daemon in its pod reads the pod's cpuset in the node's cgroups, without its pids."""
+    """The daemon reads the job's cpuset in the node's cgroups, and does not see the node's pids."""
     make_namespaces(site.cluster)
     (upgrade,) = lines("kubernetes-nri", 0)
     site.run(upgrade, "kubectl -n affinityd rollout status daemonset/affinityd")

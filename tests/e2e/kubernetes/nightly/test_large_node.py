@@ -1,7 +1,7 @@
 """Pods that request 250 of 256 CPUs, with a real kubelet and a real containerd.
 
-This machine has two CPUs. Made up are: the files of /sys by which kubelet and the daemon count 256,
-runc's cpuset, which runc.sh cuts to the two, and the daemon's reading of the pod's.
+This machine has two CPUs. The test makes up files in /sys that show 256 CPUs to kubelet and
+the daemon, and the pod's cpuset that the daemon reads; runc.sh cuts runc's cpuset to the two CPUs.
 """
 
 import sys
@@ -31,7 +31,7 @@ MOUNTS = """
 for name in bus devices; do mount --bind "$0/$name" "/sys/$name"; done
 exec "$@"
 """
-#: Runs the daemon where each cgroup has all CPUs of the machine.
+#: Runs the daemon as if each cgroup had all CPUs of the machine.
 WITH_ALL_CPUS = """
 import runpy, sys
 from affinityd.daemon import nri
@@ -57,7 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def asking(where: str) -> dict[str, Any]:
-    """Return a pod's spec whose container, or pod, requests the CPUs in this way."""
+    """Return the spec of a pod that asks for the CPUs by the container's `where`, or by the pod."""
     one = {**container("one", gpus=0, **BOTH_GPUS), "resources": {}}
     amounts = {"cpu": f"{CPUS}", "memory": "64Mi"}
     resources = {"requests": amounts, "limits": amounts}

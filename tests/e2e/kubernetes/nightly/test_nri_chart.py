@@ -1,4 +1,4 @@
-"""The chart's daemon, in its pod, places a real containerd's containers, however given a GPU."""
+"""The chart's daemon places containers of a real containerd, in whatever way they get a GPU."""
 
 import json
 import os
@@ -34,7 +34,7 @@ from tests.support.tiny import BOTH, FAR
 
 pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 
-#: Way → the resource of a device plugin that gives GPU 1 in this way. FAR is near GPU 1.
+#: A way to give GPU 1 → the resource whose device plugin uses it. The CPUs FAR are near GPU 1.
 WAYS = {way: f"{way}.example.com/gpu" for way in ("file", "variable", "cdi")}
 DRIVER = "gpu.example.com"
 #: GPU 1 as devices of CDI: one for the device plugin, one for the driver of DRA.
@@ -128,7 +128,7 @@ def test_pods_that_start_without_the_daemon_are_placed_when_it_is_back(gpus: Cha
     eventually(lambda: metric in gpus.ask("/metrics"), "they are counted")
 
 
-def test_a_placed_container_restarted_without_the_daemon_has_its_pod_s_cpus(
+def test_a_placed_container_that_restarts_without_the_daemon_has_all_cpus_of_its_pod(
     gpus: Chart,
 ) -> None:
     (process,) = started(gpus.cluster, "stays", asking("c", WAYS["file"])).values()

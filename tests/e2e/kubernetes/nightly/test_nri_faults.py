@@ -56,7 +56,7 @@ def forty(cluster: Cluster) -> set[tuple[str, bool]]:
 
 
 def always_far(method: str) -> bytes:
-    """Set each new container's cpuset to FAR."""
+    """Return the answer that sets a new container's cpuset to FAR."""
     return messages.adjusted({}, None, FAR) if method == "CreateContainer" else b""
 
 

@@ -1,4 +1,4 @@
-"""The daemon names pods by a real kubelet: which has which GPU, and which CPUs."""
+"""The daemon learns from a real kubelet which pod has which GPUs and CPUs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from tests.support.tiny import CPUS
 
 pytestmark = needs_cpuset
 
-SHARED, EXCLUSIVE = CPUS  #: CPUs of kubelet's shared pool; CPUs that it gives away
+SHARED, EXCLUSIVE = CPUS  #: the CPU of kubelet's shared pool, and the CPU that kubelet gives a pod
 FAR_GPU, DRA_GPU = 0, 2  #: of tests/support/scanning_node: 0 is near SHARED, 2 near EXCLUSIVE
 REMEDY = (
     f"GPU {FAR_GPU} is on node {SHARED}, near CPUs {SHARED}, and kubelet gave default/far the "
@@ -100,7 +100,7 @@ def test_a_pod_with_a_gpu_by_dra_is_named(cluster: Cluster, node: ScanningNode) 
 
 
 def test_the_runtime_names_pods_that_share_a_gpu(cluster: Cluster) -> None:
-    """Kubelet does not know their GPU, nor which pod has which of its time slices."""
+    """Kubelet knows neither these pods' GPU, nor which pod has which time slice of the GPU."""
     pids = {name: created(cluster, name, {}) for name in ("slice-a", "slice-b")}
     runtime = f"--nri={cluster.root}/run/nri/nri.sock"
     words = ("--pod-resources", str(POD_RESOURCES), runtime)

@@ -1,4 +1,4 @@
-"""Pods of a real kubelet: its policies, a resize, the shared pool, Pod Security Standards."""
+"""Pods of a real kubelet, under its policies, in its shared pool, under Pod Security Standards."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from tests.support.tiny import BOTH, FAR, NEAR
 pytestmark = needs_cpuset
 
 EVICTABLE = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
-POOL, EXCLUSIVE = NEAR, FAR  #: CPUs of kubelet's shared pool; CPUs that kubelet gives away
+POOL, EXCLUSIVE = NEAR, FAR  #: the CPU of kubelet's shared pool, and the CPU that a pod can get
 
 
 #: kubelet's CPU policy and topology policy; the cpuset of a Guaranteed pod with a whole CPU, and
@@ -58,7 +58,7 @@ def test_a_program_has_the_near_cpus_of_its_cpuset(
             assert process.cpuset == BOTH  # while no other pod has CPUs of its own
 
 
-# What kubelet changes of running pods: a resize, the shared pool; and the audit sees it.
+# Kubelet changes the shared pool while pods run, and the audit sees the change.
 
 _, SECOND = two_nodes.GPUS
 SECOND_GPU = {SECOND: 1}  #: a node with one GPU, near the CPU that kubelet gives away
@@ -71,7 +71,7 @@ def neighbor() -> dict[str, Any]:
 
 
 def test_a_pin_survives_kubelet_s_updates_of_the_pool(cluster: Cluster) -> None:
-    """From 6.2 on the kernel keeps a mask that was set, as far as the pool contains it."""
+    """Since 6.2 the kernel keeps those CPUs of a mask that the pool still contains."""
     (manifest,) = pods(cluster, "burstable-shared-pool")
     with two_nodes.kubelet(cluster, gpus=SECOND_GPU), created(cluster, manifest) as pod:
         (process,) = pod.processes()
@@ -90,7 +90,7 @@ def test_a_pin_survives_kubelet_s_updates_of_the_pool(cluster: Cluster) -> None:
             eventually(lambda: causes() == [None], "it is near its GPU again")
 
 
-# Namespaces that enforce a Pod Security Standard, and the policy that changes pods for them.
+# Namespaces that enforce a Pod Security Standard, and the admission policy for pods in them.
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def namespace(cluster: Cluster, standard: str, **labels: str) -> str:
 
 
 @pytest.mark.parametrize("standard", ["baseline", "restricted"])
-def test_a_pod_security_standard_admits_only_the_service(
+def test_a_pod_security_standard_admits_only_the_pod_that_uses_the_service(
     without_static: Cluster, standard: str
 ) -> None:
     into = namespace(without_static, standard)
@@ -120,7 +120,7 @@ def test_a_pod_security_standard_admits_only_the_service(
         manifest["metadata"]["namespace"] = into
     refused = without_static.shell("kubectl create --filename -", json.dumps(by_folder))
     assert f'violates PodSecurity "{standard}:latest"' in refused.stderr
-    assert '"affinityd"' in refused.stderr  # its volume
+    assert '"affinityd"' in refused.stderr  # the name of the refused volume
     with created(without_static, by_service) as pod:
         (process,) = pod.processes()
         check(process)
@@ -177,7 +177,7 @@ SMALL = {"cpu": "150m", "memory": "96Mi"}
 
 
 def asking(**spec: Any) -> dict[str, Any]:  # noqa: ANN401 - a document
-    """Return a pod whose one container requests a GPU, unless `spec` has others."""
+    """Return a pod with one container, which requests a GPU; fields of `spec` replace the pod's."""
     amounts = {**SMALL, **GPU}
     app = {"name": "app", "image": "app", "command": ["train"], "resources": {"limits": amounts}}
     about = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "asking"}}
