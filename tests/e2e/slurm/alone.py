@@ -1,6 +1,6 @@
 """A script of slurm/ on a simulated node, in a mount namespace.
 
-Its /dev, /run and /etc contain only what a test puts there.
+The node's /dev, /run and /etc contain only what a test puts there.
 """
 
 import re
@@ -17,7 +17,7 @@ from tests.support.servers import Behaviour, serving
 from tests.support.tiny import BOTH, Ended, ran
 
 NODE = Path(__file__).with_name("alone.sh").read_text()
-SHELLS = ("dash", "bash", "busybox")  #: what may be /bin/sh
+SHELLS = ("dash", "bash", "busybox")  #: the programs that may be /bin/sh
 JOB = {"SLURM_JOB_ID": "1"}
 UID = 54321
 AS_USER = ("/usr/bin/setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups")
@@ -25,12 +25,12 @@ AS_USER = ("/usr/bin/setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-grou
 
 @dataclass(frozen=True)
 class Node:
-    run: Path | None = None  #: its /run/affinityd; `jobs` in it is its /run/affinityd-jobs
+    run: Path | None = None  #: the node's /run/affinityd; `jobs` in it is /run/affinityd-jobs
     devices: str = "nvidiactl nvidia0 nvidia1"
     settings: str = ""  #: the site's settings file
     more: str = ""  #: lines of sh that change the node first
     after: str = ""  #: lines of sh that run after the script
-    shell: str = ""  #: /bin/sh; empty: this machine's
+    shell: str = ""  #: the program that is /bin/sh; empty: this machine's
     scripts: Path = SCRIPTS
 
     def run_script(self, name: str, env: Mapping[str, str]) -> Ended:
@@ -44,7 +44,7 @@ class Node:
 
 
 def task_prolog(node: Node, env: Mapping[str, str], before: str = BOTH) -> tuple[str, str]:
-    """Return what task_prolog.sh prints, and the task's CPUs afterwards; `before`: its CPUs before.
+    """Return task_prolog.sh's output, and the task's CPUs afterwards; `before`: the CPUs before it.
 
     Slurm reads both streams: stderr must have no line that Slurm would apply.
     """
@@ -59,7 +59,7 @@ def task_prolog(node: Node, env: Mapping[str, str], before: str = BOTH) -> tuple
 
 @contextmanager
 def beside(behave: Behaviour | None) -> Iterator[Path]:
-    """Yield a /run/affinityd in which a server listens like a daemon; None: no server."""
+    """Yield a folder for /run/affinityd, in which a server, if any, listens like a daemon."""
     # Not below pytest's folder, which may be in the /dev that the script does not see.
     with open_folder() as folder:
         if behave is None:

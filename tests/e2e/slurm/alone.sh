@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# The folder seen as /run/affinityd, the settings, the devices, the sh, what else is to be done;
-# then the command, as some user or as root. /dev has no devices but those: the scripts look there.
+# $1: the folder seen as /run/affinityd; $2: the settings; $3: the devices, the only ones in /dev;
+# $4: the program that is /bin/sh; $5: lines of sh to run first; then a command, as a user or as root.
 mount() { command mount -n "$@"; }
 mount -t tmpfs -o mode=755 tmpfs /mnt
 if [ "$1" ]; then mkdir /mnt/affinityd && mount --bind "$1" /mnt/affinityd; fi

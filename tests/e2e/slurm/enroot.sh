@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# As enroot reads an fstab: it makes what is to be mounted upon, and only `nofail` forgives.
+# Mounts what an fstab names, as enroot does: makes each target, and fails, unless `nofail` is set.
 set -e
 mount -t tmpfs tmpfs "$ROOT"
 cd "$ROOT"

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# Gives slurmd a /dev of its own, then what is to be seen elsewhere, a line SOURCE TARGET each.
-# What must be made for that in /etc and /run is made in layers that go with the namespace.
+# Gives slurmd a /dev of its own; then shows SOURCE at TARGET for each line of the file `binds`.
+# Targets that are made in /etc and /run are in layers that go with the namespace.
 # $1: the node's folder; $2: the major of its GPUs' device files; then the command.
 set -e
 cd "$1"

@@ -17,15 +17,15 @@ from tests.support.tiny import FAR, NEAR, affinityd, tiny
 
 SCRIPTS = REPOSITORY / "slurm"
 INSTALLED = "/etc/slurm/affinityd"
-#: What a site copies, except what the tests vary.
+#: The lines of slurm/slurm.conf that the tests do not vary.
 CONF = tuple(line for line in (SCRIPTS / "slurm.conf").read_text().splitlines() if "log=" in line)
 
-#: The nodes of the GPUs: neither in the order of the tasks' numbers nor of their slices.
+#: The NUMA node of each GPU: the order is neither that of the tasks nor that of their slices.
 GPU_NODES = (0, 1, 1, 0)
 HOME = tuple((NEAR, FAR)[node] for node in GPU_NODES)
-#: The N of each GPU's /dev/nvidiaN, which is not its index.
+#: The N of each GPU's /dev/nvidiaN, which is not the GPU's index.
 MINORS = (3, 2, 1, 0)
-#: Slurm's order is the node's; jobs of `small` have GPUs 2 and 3.
+#: Slurm lists GPUs in the node's order; jobs that ask for `small` have GPUs 2 and 3.
 GPUS = ("big:3", "big:2", "small:1", "small:0")
 
 #: Prints a task's facts; with --label each line begins with the task's number.
@@ -89,7 +89,7 @@ def copied(folder: Path) -> Path:
     return shutil.copytree(SCRIPTS, folder / "scripts")
 
 
-#: Folder of a node → more of its files, and the path at which the node sees each.
+#: A node's folder → further files in it, each with the path at which the node sees the file.
 Prepare = Callable[[Path], Mapping[Path, str]]
 
 

@@ -1,8 +1,8 @@
 """A real Slurm on this machine: munged, slurmctld and a slurmd for each node, with fake GPUs.
 
 Nothing under /etc or /dev is changed, and no port of a real Slurm is used: each slurmd and its
-tasks run in a mount namespace. Its /dev has a device file for each GPU, without a driver: Slurm
-needs only the file.
+tasks run in a mount namespace. The namespace's /dev has a file for each GPU, without a driver:
+Slurm needs only the file.
 """
 
 import fcntl
@@ -30,9 +30,9 @@ from tests.support.paths import REPOSITORY, open_folder
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
 USER = "games"  #: a user other than root, whom every Debian has
 
-NSENTER = "/usr/bin/nsenter"  #: wherever a user's PATH leads
+NSENTER = "/usr/bin/nsenter"  #: the full path, since a user's PATH may lack it
 
-HOST = "22.05"  #: in Debian 12, on which the tests run
+HOST = "22.05"  #: the release in Debian 12, on which the tests run
 SUITES = {"24.11": "trixie", "26.05": "forky"}
 NIGHTLY = (HOST, "24.11")  #: releases that are not tried for every change
 
@@ -48,7 +48,7 @@ ConstrainDevices={devices}
 
 NAMESPACE = (HERE / "namespace.sh").read_text()
 
-#: Has a program run in slurmd's namespace, on the hardware that slurmd sees.
+#: Runs a program in slurmd's namespace, on the hardware that slurmd sees.
 INSIDE = """\
 #!/bin/sh
 IFS='
@@ -60,7 +60,7 @@ exec env $seen nsenter --target {pid} --mount --wdns=/ {program} "$@"
 
 @dataclass(frozen=True)
 class Setup:
-    gpus: Sequence[str] = ("0", "1")  #: minors, in Slurm's order; with a type as in `big:3`
+    gpus: Sequence[str] = ("0", "1")  #: minors, in Slurm's order; `big:3` has the type big
     task_plugin: str = "task/none"
     constrain_devices: bool = False
     conf: Sequence[str] = ()  #: more lines of slurm.conf
@@ -138,11 +138,11 @@ class Slurm:
         return int((self.folder / f"{self.node}.pid").read_text())
 
     def on_node(self, script: str) -> Sequence[str]:
-        """Return the command that runs a script as root in the node's slurmd's mount namespace."""
+        """Return the command that runs a script as root in the mount namespace of slurmd."""
         return ("nsenter", f"--target={self.slurmd}", "--mount", "--wdns=/", "sh", "-ec", script)
 
     def programs(self) -> Path:
-        """Return a folder of programs that run in slurmd's mount namespace, with its devices."""
+        """Return a folder of programs; they run in slurmd's namespace, on slurmd's devices."""
         folder = self.folder / "programs"
         folder.mkdir(exist_ok=True)
         for program in ("/usr/sbin/slurmd", "/usr/bin/scontrol"):
@@ -287,7 +287,7 @@ def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
 
 
 # Another release of Slurm is in a root of its own, made once by mmdebstrap and kept in the user's
-# cache, named after its recipe. Each cluster writes to layers of its own over it.
+# cache, named after its recipe. Each cluster writes to layers of its own over that root.
 
 
 PACKAGES = (
@@ -301,7 +301,7 @@ LAYERED = (HERE / "layered.sh").read_text()
 
 @contextmanager
 def entered(setup: Setup, folder: Path) -> Iterator[Sequence[str]]:
-    """Yield the words of a command that runs another one in a release; `folder`: for layers.
+    """Yield the prefix of a command in a release of Slurm, whose layers are in the folder.
 
     The last words are options of nsenter: root can add --setuid and --setgid.
     """

@@ -1,8 +1,8 @@
-"""A TaskProlog in a container: with Pyxis a task enters its container before slurmstepd runs it.
+"""A TaskProlog in a container: with Pyxis a task enters the container before its TaskProlog runs.
 
 Here a script stands for Pyxis and enroot. Slurm runs it as TaskProlog. It makes a container of the
 programs that a case names, as a user can: in a user namespace, with a fresh tmpfs on /run. It
-mounts there what the drop-in says, and executes in it the path that slurm.conf would have.
+mounts there what the drop-in says, and then executes the real TaskProlog in the container.
 """
 
 import shutil
@@ -30,7 +30,7 @@ CURL, PYTHON = "curl=curl taskset=taskset", "python3=python3"
 NO_TASKSET = "taskset is not here, to set CPUs"
 NO_CLIENT = "neither curl nor python3 is here, to ask affinityd"
 
-#: An image's shell and other programs, and why no plan is made or applied.
+#: An image's shell, its other programs, and why a task stays unpinned; None: it is pinned.
 IMAGES = [
     ("dash", f"ls=ls {CURL}", None),
     ("bash", "ls=busybox curl=curl taskset=busybox", None),
@@ -92,6 +92,6 @@ def test_a_task_in_a_container_dies_without_the_drop_in(containers: Node) -> Non
     """The documentation warns of such deaths, for Slurm 22.05 and newer."""
     with pytest.raises(AssertionError, match="TaskProlog failed status=127"):
         containers.tasks(*TWO, env=container(fstab="/dev/null"))
-    # slurmstepd looks for the script itself, where Pyxis has left it in the container.
+    # slurmstepd itself looks for the script: Pyxis has left slurmstepd in the container.
     with pytest.raises(AssertionError, match=r"task_prolog can not be executed .* No such file"):
         containers.tasks(*TWO, f"--task-prolog={INSTALLED}/elsewhere.sh", env=container())

@@ -17,14 +17,14 @@ RELEASE = "26.05"
 UUIDS = tuple(f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(4))
 DRIVERS = "/sys/bus/pci/drivers"
 
-#: Slurm numbers the GPUs that it finds by device file: its first two are the node's last.
+#: Slurm numbers detected GPUs by their device files: Slurm's first two are the node's last two.
 FIRST_TWO = (3, 2)
 TWO = ("--ntasks=2", "--gres=gpu:2")
 
 
 @pytest.fixture(scope="module")
 def node_by_uuid() -> Iterator[Node]:
-    """Run a node whose driver reports GPUs that the daemon reads, too."""
+    """Run a node on which Slurm and the daemon read the same GPUs from NVIDIA's driver."""
     machine = tiny(*GPU_NODES, minors=MINORS)
     gpus = tuple(replace(gpu, uuid=UUIDS[gpu.index]) for gpu in machine.gpus)
 
@@ -48,7 +48,7 @@ def node_by_uuid() -> Iterator[Node]:
 
 @pytest.mark.parametrize("words", [TWO, ("--ntasks=2", "--gpus-per-task=1")], ids=" ".join)
 @pytest.mark.parametrize("mode", ["node", "unique-contiguous"])
-def test_tasks_with_gpus_named_by_uuid_are_near_them(
+def test_tasks_are_near_the_gpus_that_slurm_names_by_uuid(
     node_by_uuid: Node, words: tuple[str, ...], mode: str
 ) -> None:
     tasks = node_by_uuid.tasks(*words, env={"AFFINITYD_MODE": mode})
@@ -57,13 +57,13 @@ def test_tasks_with_gpus_named_by_uuid_are_near_them(
     assert {task.variables["JOB_GPUS"] for task in tasks} == {named}
 
 
-def test_detected_gpus_differ_only_in_their_order(node_by_uuid: Node) -> None:
+def test_gres_conf_and_detected_gpus_differ_only_in_order(node_by_uuid: Node) -> None:
     changed = gres_diff(node_by_uuid)
     removed, added = ([line[1:] for line in changed if line[0] == sign] for sign in "-+")
     assert sorted(removed) == sorted(added)
 
 
-# A site's AFFINITYD_NICS: the libraries of each task are told of its own NICs.
+# With a site's AFFINITYD_NICS the libraries of each task are told the NICs near the task.
 
 (SETTING,) = re.findall("printf '(AFFINITYD_NICS=.*)\\\\n'", (SCRIPTS / "README.md").read_text())
 
@@ -107,7 +107,7 @@ def printed_by_tasks(printed: str) -> list[str]:
     return [text for number, _, text in labeled if number.isdigit()]
 
 
-#: A step of a batch script, and what its tasks are told.
+#: A step of a batch script → the NICs that the tasks of the step are told.
 STEPS = {
     "srun": OWN,
     "UCX_NET_DEVICES=eth0 srun": ["eth0 mlx5_0:1", "eth0 mlx5_2:1"],

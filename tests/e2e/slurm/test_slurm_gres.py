@@ -28,7 +28,7 @@ LOOK = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
 
 @pytest.fixture(scope="module")
 def tree() -> Iterator[Path]:
-    """Write a machine with two GPUs and this host's name, which is its NodeHostname=."""
+    """Write a machine with two GPUs, called like this host, which is the node's NodeHostname=."""
     nodes = {0: NEAR, 1: FAR}
     with tempfile.TemporaryDirectory() as folder:
         machine = made(nodes, gpus=(0, 1), packages=nodes)

@@ -43,7 +43,7 @@ def cluster(conf: Path, release: str) -> Iterator[Node]:
     conf.touch()
     setup = Setup(
         task_plugin="task/affinity,task/cgroup",
-        conf=("LaunchParameters=use_interactive_step", "FirstJobId=7000"),  # unlike others
+        conf=("LaunchParameters=use_interactive_step", "FirstJobId=7000"),  # only in these tests
         binds={conf: "/etc/affinityd.conf"},
         release=release,
     )
@@ -69,7 +69,7 @@ def test_a_note_names_the_job_s_gpus_while_the_job_lives(node_of_jobs: Node) -> 
     assert "0:" not in node_of_jobs.cluster.srun("-n1", "/bin/ls", "/run/affinityd-jobs")
 
 
-def test_concurrent_steps_on_a_gpu_each_are_near_it_and_disjoint(node_of_jobs: Node) -> None:
+def test_concurrent_steps_are_each_near_their_own_gpu_and_disjoint(node_of_jobs: Node) -> None:
     look = f"{' '.join(LOOK[:2])} '{LOOK[2]}; sleep 0.5'"
     step = f"srun -n1 --exact --gres=gpu:small:1 --output=%J {look}"
     script = f"cd $(mktemp -d); {step} & {step} & wait; cat *.0; echo next; cat *.1"
@@ -106,7 +106,7 @@ def test_a_job_without_gpus_is_shown_with_its_cpus(
 def test_the_note_of_each_heterogeneous_job_component_names_its_own_gpus(
     tiny_daemon: Daemon, tmp_path: Path, release: str
 ) -> None:
-    """Both components run on nodes of their own; all tasks have the first's job number."""
+    """Each component runs on its own node; all tasks have the first component's job number."""
     tiny_daemon.socket.parent.chmod(0o755)
     backfill = ("SchedulerType=sched/backfill", "SchedulerParameters=bf_interval=1")
     binds = {tiny_daemon.socket.parent: "/run/affinityd", copied(tmp_path): INSTALLED}
@@ -129,7 +129,7 @@ OBSERVE, TASK, COUNTS, ON, OFF = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTA
 
 
 def test_the_page_s_commands_do_what_the_page_says(node_of_jobs: Node, conf: Path) -> None:
-    """The rig's paths replace the page's. Commands of systemd are left out: it does not run."""
+    """The rig's paths replace the page's. Commands for systemd, which is not here, are left out."""
 
     def done(commands: str) -> str:
         ours = commands.replace("systemctl restart affinityd", ":")
@@ -150,7 +150,7 @@ def test_the_page_s_commands_do_what_the_page_says(node_of_jobs: Node, conf: Pat
     for commands, word in ((ON, "on"), (OFF, "off"), (ON, "on")):
         done(commands)
         settings = {"AFFINITYD_MODE": "node", "AFFINITYD": word}
-        assert config.read_file(f"{copy}") == settings  # of a repeated name, the last
+        assert config.read_file(f"{copy}") == settings  # the last line of a name counts
     conf.write_text(copy.read_text())
     assert [task.cpus for task in node_of_jobs.tasks(*TWO)] == THEIRS
     (query,) = re.findall(r"`(sinfo [^`]*)`", SECTION)

@@ -1,7 +1,7 @@
 """Every way to start tasks, under every way in which Slurm confines them.
 
 Each task prints its own mask. With task/affinity a task has its own CPU, which stays or is
-exchanged; without, it gets the CPUs near its GPU.
+exchanged; without this plugin a task gets the CPUs near its GPU.
 """
 
 import shlex
@@ -16,26 +16,26 @@ from tests.e2e.slurm.rig import HOST, Setup
 from tests.support.tiny import BOTH
 
 PLUGINS = ("task/none", "task/affinity", "task/cgroup", "task/affinity,task/cgroup")
-#: By id: a plugin, and whether jobs can open only the files of their own GPUs.
+#: Id → a plugin, and whether jobs can open only the files of their own GPUs.
 ROWS = {
     f"{plugin} {word}": Setup(task_plugin=plugin, constrain_devices=constrains)
     for plugin, (constrains, word) in product(PLUGINS, ((False, "open"), (True, "constrained")))
 }
-#: What the page recommends, and what differs most from it; the others run nightly.
+#: The row that the page recommends, and the most different row; the other rows run nightly.
 EVERY_CHANGE = ("task/affinity,task/cgroup constrained", "task/none open")
 MODES = ("node", "unique-contiguous")
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 GPU = dict(enumerate(HOME))
 LATE = "no answer in time from /run/affinityd/affinityd.sock"
 
-#: How tasks are started, and the CPUs of each. `{0}` and `{1}` are how maps name GPUs 2 and 3,
-#: `{2}` and `{3}` how masks do.
+#: How tasks are started → srun's words, and the CPUs of each task. In maps `{0}` and `{1}` stand
+#: for GPUs 2 and 3, in masks `{2}` and `{3}` do.
 APART = {
     "tasks see all GPUs": ([*TWO], [GPU[2], GPU[3]]),
-    "one GPU a task": (["--ntasks=2", "--gpus-per-task=1"], [GPU[0], GPU[1]]),
-    "one GPU of a type a task": (["--ntasks=2", "--gpus-per-task=small:1"], [GPU[2], GPU[3]]),
+    "one GPU for each task": (["--ntasks=2", "--gpus-per-task=1"], [GPU[0], GPU[1]]),
+    "one typed GPU for each task": (["--ntasks=2", "--gpus-per-task=small:1"], [GPU[2], GPU[3]]),
     "single": ([*TWO, "--gpu-bind=single:1"], [GPU[2], GPU[3]]),
-    "one task a GPU": (["--ntasks=2", "--gpus=2", "--ntasks-per-gpu=1"], [GPU[0], GPU[1]]),
+    "one task for each GPU": (["--ntasks=2", "--gpus=2", "--ntasks-per-gpu=1"], [GPU[0], GPU[1]]),
     "unbound GPUs": ([*TWO, "--gpu-bind=none"], [GPU[2], GPU[3]]),
     "a map": ([*TWO, "--gpu-bind=map_gpu:{0},{1}"], [GPU[2], GPU[3]]),
     "a map the other way round": ([*TWO, "--gpu-bind=map_gpu:{1},{0}"], [GPU[3], GPU[2]]),
@@ -44,7 +44,7 @@ APART = {
         [*TWO, "--cpu-bind=verbose", "--gpu-bind=verbose,single:1"],
         [GPU[2], GPU[3]],
     ),
-    "a lone task has several": (["--ntasks=1", "--cpus-per-task=2", TWO[1]], [BOTH]),
+    "a lone task has two GPUs": (["--ntasks=1", "--cpus-per-task=2", TWO[1]], [BOTH]),
     "chosen slices": ([*TWO, "--cpu-bind=cores"], [GPU[2], GPU[3]]),
     "no environment": ([*TWO, "--export=NONE"], [GPU[2], GPU[3]]),
 }
@@ -53,7 +53,7 @@ TOGETHER = {
     "one GPU for all": ["--ntasks=2", "--gres=gpu:small:1"],
     "tasks per GPU": ["--ntasks=2", "--gpus=1", "--ntasks-per-gpu=2"],
 }
-#: The job's other CPU is near its other GPU, which another step may use.
+#: Both tasks have one GPU. The job's other CPU is near its other GPU, for another step.
 ONTO_ONE = [*TWO, "--gpu-bind=map_gpu:{1},{1}"]
 BINDS = ("map_cpu:0,1", "mask_cpu:0x1,0x2", "rank_ldom")
 #: Tasks that affinityd leaves as they are.
@@ -62,7 +62,7 @@ ALONE = {
     "--cpu-bind=none": [*TWO, "--cpu-bind=none"],
     **{f"--cpu-bind={kind}": [*TWO, f"--cpu-bind={kind}"] for kind in BINDS},
 }
-#: Styles in which all tasks see the same GPUs: those with task/affinity exchange CPUs.
+#: Styles in which all tasks see the same GPUs: with task/affinity these tasks exchange CPUs.
 ASSUMED = ("tasks see all GPUs", "unbound GPUs", "chosen slices", "no environment")
 
 
@@ -93,11 +93,11 @@ def has_slices(setup: Setup) -> bool:
 
 def sees_all(setup: Setup, style: str) -> bool:
     """Return whether all tasks see the same GPUs; Slurm 22.05 does not bind GPUs of a type."""
-    return style in ASSUMED or (setup.release == HOST and style == "one GPU of a type a task")
+    return style in ASSUMED or (setup.release == HOST and style == "one typed GPU for each task")
 
 
 def words_for(setup: Setup, words: list[str]) -> list[str]:
-    """Return options with GPUs in Slurm's numbers: the job's, if it constrains devices."""
+    """Return options with Slurm's numbers of GPUs; if devices are constrained, with the job's."""
     is_constrained = setup.constrain_devices and "cgroup" in setup.task_plugin
     names = (0, 1, "0x1", "0x2") if is_constrained else (2, 3, "0x4", "0x8")
     return [word.format(*names) for word in words]
@@ -112,7 +112,7 @@ def test_each_task_has_its_slice_or_is_near_its_gpu(
     words, expected = APART[style]
     words = words_for(setup, words)
     exchanges = sees_all(setup, style)
-    if has_slices(setup) and not exchanges and style != "a lone task has several":
+    if has_slices(setup) and not exchanges and style != "a lone task has two GPUs":
         expected = [task.cpus for task in made.tasks(*words, env={"AFFINITYD": "off"})]
     tasks = placed(made, words, mode)
     assert [task.cpus for task in tasks] == expected
@@ -165,7 +165,7 @@ def test_a_task_with_two_cpus_keeps_both(
 
 
 @pytest.mark.parametrize("style", ALONE)
-def test_bound_tasks_and_tasks_without_gpus_stay(row: tuple[Node, Setup], style: str) -> None:
+def test_bound_and_gpu_less_tasks_keep_their_cpus(row: tuple[Node, Setup], style: str) -> None:
     made, _ = row
     tasks = made.tasks(*ALONE[style])
     as_slurm_has_it = made.tasks(*ALONE[style], env={"AFFINITYD": "off"})

@@ -1,4 +1,4 @@
-"""A node with GPUs, and one without: install, upgrade and removal as the page says."""
+"""Install, upgrade and removal as the page says, on a node with GPUs and on a node without GPUs."""
 
 import os
 import re
@@ -92,7 +92,7 @@ def look(made: Slurm, *words: str) -> list[Task]:
 
 
 def run_jobs(made: Slurm, kind: str, *, pinned: bool) -> None:
-    """Run a job without GPUs, and one with GPUs, which must be pinned, or not."""
+    """Run a job without GPUs and, on a node with GPUs, a job with a GPU, which is pinned or not."""
     for words in [(), ("--gres=gpu:1",)] if kind == GPU else [()]:
         (task,) = look(made, *words)
         is_pinned = pinned and words != ()

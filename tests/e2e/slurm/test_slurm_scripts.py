@@ -59,7 +59,7 @@ def pinned(cpus: str, *more: str, locality: str = "local") -> tuple[str, str]:
 
 
 def left(why: str) -> tuple[str, str]:
-    """Return the lines that task_prolog.sh prints for a task that it did not pin, and its CPUs."""
+    """Return the lines that task_prolog.sh prints for an unpinned task, and the task's CPUs."""
     return f"export AFFINITYD_UNPINNED={why}\n", BOTH
 
 
@@ -180,7 +180,7 @@ EXCLUSIVE = {"SLURM_JOB_CPUS_PER_NODE": "32", "SLURM_CPUS_ON_NODE": "8"}
         ({"AFFINITYD": "off"}, "unpinned: AFFINITYD=off"),
         ({"AFFINITYD_VERBOSE": "no"}, None),
         ({"SLURM_LOCALID": "1"}, None),
-        # A variable that undoes the pin, and that has not been switched off.
+        # Variables that undo the pin, and variables that prevent this.
         ({"OMP_PLACES": "cores"}, "; OMP_PLACES binds it, too"),
         ({"OMP_PLACES": "cores", "OMP_PROC_BIND": "false"}, "(local); idle_cpus"),
         ({"GOMP_CPU_AFFINITY": "0 1"}, "; GOMP_CPU_AFFINITY binds it, too"),
@@ -234,7 +234,7 @@ PATIENT = """\
 printf '#!/bin/sh\\nshift 3\\nexec "$@"\\n' >/run/bin/timeout
 chmod 755 /run/bin/timeout
 """
-#: Another folder for the daemon: at the usual path a replayed machine, like this, is ignored.
+#: Another folder for the daemon: at the usual path the node.json of a replayed machine is ignored.
 FOLDER = "mkdir /run/other\nmount --bind /run/affinityd /run/other\n"
 OTHER = "/run/other/affinityd.sock"
 NONE = left(f"no daemon answers at {OTHER}, and no node.json is beside it")
@@ -289,7 +289,7 @@ def test_a_task_is_planned_from_node_json_if_the_daemon_does_not_answer(
         assert task_prolog(ended, FAR_GPU) == NEAR_IT
 
 
-def test_a_command_that_hangs_ends_with_the_task_s_time(ended: Node) -> None:
+def test_a_command_that_hangs_is_ended_when_the_task_s_time_is_over(ended: Node) -> None:
     sleeps = "rm /run/bin/affinityd\nprintf '#!/bin/sh\\nexec sleep 60\\n' >/run/bin/affinityd\n"
     hanging = FOLDER + COMMAND.format("/bin/sh", f"{sleeps}chmod 755 /run/bin/affinityd")
     late = left("no answer in time from /run/other/node.json")
@@ -322,7 +322,7 @@ def test_only_mps_daemons_of_root_or_of_the_user_make_an_index_uncertain(
 def test_a_note_that_is_malformed_or_names_other_gpus_is_ignored(
     node: Node, daemon: Daemon, text: str
 ) -> None:
-    """A note may have another order than gres.conf. Unique modes need a note to part tasks."""
+    """A note may have another order than gres.conf. Unique modes need a note to divide CPUs."""
     note(daemon, text)
     assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
     unique, _ = task_prolog(node, {**FAR_GPU, **TWO_TASKS, "AFFINITYD_MODE": "exclusive"})
@@ -435,8 +435,8 @@ ODD = {"CUDA_VISIBLE_DEVICES": "MIG-1a/2 &visible=3#\n4", "SLURM_NTASKS": "$(id)
 ASKED: dict[str, tuple[str, Mapping[str, str], str | None]] = {
     "NVIDIA: the files that can be opened": (NVIDIA, FAR_GPU, "minor:0,minor:1"),
     "NVIDIA: AMD's files do not count": ("nvidiactl dri/renderD128", FAR_GPU, None),
-    "AMD: its variable, its files": (AMD, {"ROCR_VISIBLE_DEVICES": "1"}, "drm:128,drm:129"),
-    "Gaudi: its files": (GAUDI, {"SLURM_GPUS_ON_NODE": "2"}, "accel:2,accel:3"),
+    "AMD: the variable and the files": (AMD, {"ROCR_VISIBLE_DEVICES": "1"}, "drm:128,drm:129"),
+    "Gaudi: the files": (GAUDI, {"SLURM_GPUS_ON_NODE": "2"}, "accel:2,accel:3"),
     "every vendor's variables": ("", {**FAR_GPU, **LISTS}, None),
     "values are sent unchanged": ("", ODD, None),
     "a step": ("", {**FAR_GPU, **STEP, "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, None),
@@ -481,7 +481,7 @@ def test_a_task_without_gpus_sends_no_request(env: Mapping[str, str]) -> None:
 
 
 def without_gpus(script: str, env: Mapping[str, str], more: str = "") -> str:
-    """Return the output of a script on a node without GPUs, and whether it left a folder there."""
+    """Return a script's output on a node without GPUs, and the names of the files that it left."""
     look = '[ ! -e /run/affinityd-jobs ] || echo "left $(find /run/affinityd-jobs)"\n'
     done = Node(devices="", more=more, after=look).run_script(script, {**JOB, **env})
     assert (done.status, done.stderr) == (0, "")
@@ -506,7 +506,7 @@ def test_an_epilog_removes_the_note_of_its_job() -> None:
     assert without_gpus("epilog.sh", {}, f"mkdir {notes}; : >{notes}/1\n") == f"left {notes}\n"
 
 
-# What task_prolog.sh does with any answer, in any environment and sh.
+# What task_prolog.sh does with any answer, in any environment, and run by any sh.
 
 GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 MUCH = 10 * 1024 * 1024  #: bytes
@@ -551,7 +551,7 @@ FAULTS: dict[str, tuple[Behaviour | None, str]] = {
     "a CPU that no machine has": (ok(plan(CPULIST="0-9999999999999999999")), NO_PLAN),
     "a range the wrong way round": (ok(plan(CPULIST="1-0")), "CPUs 1-0 were refused"),
     "an unknown locality": (ok(plan(LOCALITY="far away")), NO_PLAN),
-    "it is off": (ok(plan() + "AFFINITYD=off\n"), f"AFFINITYD=off, from the daemon at {SOCKET}"),
+    "switched off": (ok(plan() + "AFFINITYD=off\n"), f"AFFINITYD=off, from the daemon at {SOCKET}"),
     "the daemon observes": (ok(plan() + "AFFINITYD=observe\n"), WOULD),
 }
 
@@ -595,7 +595,7 @@ OWN_NAMES = {*re.findall(r"\b([a-z_]+)=", SCRIPT), "curl", "taskset", "proc"}
 TOLD = ("CPULIST", "LOCALITY", "ALLOWED", "JOB_GPUS", "WARNINGS", "UNPINNED", "RDMA", "GPUS")
 LIBRARIES = ("OPENSSL_CONF", "SSLKEYLOGFILE", "GNUTLS_SYSTEM_PRIORITY_FILE")
 
-#: A user's environment; some of its files are in a folder.
+#: Kinds of a user's environment; the folder has files for some of them.
 ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
     "a PATH with other tools": lambda folder: {"PATH": f"{folder}:/usr/bin:/bin"},
     "no PATH": lambda _: {"PATH": "/nonexistent"},
