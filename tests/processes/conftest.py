@@ -1,4 +1,4 @@
-"""What all tests of processes share."""
+"""All tests of processes run on two CPUs."""
 
 from tests.support.two_cpus import keep_two_cpus
 

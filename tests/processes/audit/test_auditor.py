@@ -1,7 +1,7 @@
 """Whole scans of real processes, on a node of two NUMA nodes whose CPUs 0 and 1 are this machine's.
 
-The test says which processes hold a GPU, except for one that holds an NPU's file; all other facts
-are the kernel's.
+The test says which processes hold a GPU.
+All other facts are the kernel's.
 """
 
 import os
@@ -30,7 +30,7 @@ ABSENT = 10**7  #: above any kernel's pid_max
 #: Uses a CPU until the test ends it.
 BUSY = "print('ready', flush=True)\nwhile True: pass"
 
-#: A holder and its DataLoader's worker; both have the names in argv.
+#: A holder, and a worker of the holder's DataLoader; argv has the names of both.
 WITH_WORKER = """
 import os, sys
 is_worker = os.fork() == 0
@@ -41,7 +41,7 @@ if is_worker:
 os.read(0, 1)
 """
 
-#: Has threads and children of 20 ms, for ever.
+#: Starts a thread and a child that each compute for 20 ms, again and again.
 SHORT_LIVED = """
 import os, threading, time
 def burn():
@@ -127,7 +127,7 @@ def test_counters_history_and_start_times_follow_a_gpu_whose_index_changes() -> 
     assert after.since == {OTHER: before.since[GPU]}
 
 
-#: A server with helpers starts an engine, prints its pid, and may give it a process group.
+#: A server with helpers starts an engine, prints the engine's pid, and may give it a group.
 SERVER = """
 import os, sys
 mask, helpers, has_group = map(eval, sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Facts from /proc of the processes that use GPUs: real ones, and copies that a test changes."""
+"""Facts about processes that use GPUs, from the real /proc, and from copies that a test changes."""
 
 import os
 import time
@@ -23,7 +23,7 @@ from tests.support.machines.sysfs_tree import put
 OTHER = ("nvidia", 1)
 ABSENT = 10**7  #: above any kernel's pid_max
 
-#: Starts some threads, and some children of a thread that is not the main one; each has a child.
+#: Starts threads. The first of these starts children, and each child has a child.
 FAMILY = """
 import os, sys, threading
 born, end = threading.Semaphore(0), threading.Event()
@@ -78,7 +78,7 @@ def test_the_facts_of_a_process_equal_the_kernel_s() -> None:
     assert (thread.last_cpu, thread.cpu_ticks) == (stat.last_cpu, stat.cpu_ticks)
 
 
-def test_descendants_follow_their_holder_parents_first_and_have_all_of_its_gpus() -> None:
+def test_descendants_follow_their_holder_in_order_and_have_all_of_the_holder_s_gpus() -> None:
     with program(FAMILY, "3", "2") as child, sleeping() as other:
         found = family(Holding(child.pid, OTHER, beside=(GPU,)), 5)
         first, second = children_of(child.pid)
@@ -106,7 +106,7 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_for_itself_and_its_children() ->
             }
 
 
-def test_ended_processes_are_unseen_and_later_ones_with_their_pid_are_no_holders() -> None:
+def test_ended_processes_are_unseen_and_processes_that_reuse_a_pid_are_no_holders() -> None:
     gone = walk(ABSENT)
     assert (list(gone), gone.unseen) == ([], [Holding(ABSENT, GPU)])
     assert os.getpid() not in pids(gathered(os.getppid()))  # a scan leaves itself out
@@ -118,7 +118,7 @@ def test_ended_processes_are_unseen_and_later_ones_with_their_pid_are_no_holders
 
 
 @pytest.mark.parametrize(("step", "seen", "late"), [(0.001, [1], {GPU: 1}), (1.0, [], {GPU: 2})])
-def test_a_slow_family_does_not_delay_others_until_the_scan_s_time_is_up(
+def test_a_slow_family_delays_no_other_process_unless_the_scan_s_time_is_up(
     monkeypatch: pytest.MonkeyPatch, step: float, seen: list[int], late: dict[GpuKey, int]
 ) -> None:
     clock = SimpleNamespace(monotonic=count(0.0, step).__next__)

@@ -20,7 +20,7 @@ from tests.support.small_node import ALL
 
 TWO_CPUS = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a mask needs a part")
 
-SLEEP = ("sh", "-c", "echo ready; read _")  #: never calls execve(2), which hides the environment
+SLEEP = ("sh", "-c", "echo ready; read _")  #: no other execve(2), which would hide the environment
 CPU = min(ALL)
 PINNED = ("taskset", "-c", f"{CPU}")
 BY_OPENMP = r"OpenMP \(libgomp\.so\S+ and its threads\); to end that: OMP_PROC_BIND=false"
@@ -76,7 +76,7 @@ def test_the_environment_tells_what_set_the_mask(
     assert owner(command, environ) == said
 
 
-#: Two threads of an OpenMP runtime, in a script that does `first`.
+#: A script that runs the code `first`, and then two threads of an OpenMP runtime.
 IN_PARALLEL = """
 import ctypes, os, threading, time
 {first}
@@ -116,7 +116,7 @@ def test_a_pin_cut_by_a_smaller_cpuset_is_still_affinityd_s(owner: Callable[...,
 def test_a_main_thread_that_was_pinned_alone_was_not_pinned_by_openmp(
     owner: Callable[..., str],
 ) -> None:
-    """taskset -p does so: the other threads may run on more CPUs than the main thread."""
+    """taskset -p pins the main thread alone: the other threads may run on more CPUs."""
     first = f"threading.Timer(0.5, os.sched_setaffinity, (os.getpid(), [{CPU}])).start()"
     said = owner([sys.executable, "-c", IN_PARALLEL.format(first=first)], {})
     assert said == "unknown (only the main thread was moved)"

@@ -118,7 +118,7 @@ def test_a_machine_with_recorded_processes_is_audited_as_a_demo(capsys: Capture)
 
 
 @pytest.mark.parametrize("is_published", [True, False])
-def test_processes_of_this_machine_are_not_judged_by_a_replayed_one(
+def test_processes_of_this_machine_are_not_judged_by_a_replayed_machine(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_published: bool
 ) -> None:
     publish(tmp_path, TOPOLOGY, replayed=True)
@@ -161,7 +161,7 @@ def test_missing_processes_orphans_and_unknown_gpus_affect_the_exit_status(
     assert f"GPU 0: GPU is lost: {reset_gpu(TOPOLOGY.gpus[0].pci_bus_id)}" in lines
 
 
-def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> None:
+def test_memory_of_a_near_process_has_a_line_on_request(capsys: Capture, known: Known) -> None:
     with sleeping() as child:
         known.now = Known(child.pid).now
         os.sched_setaffinity(child.pid, NEAR)
@@ -175,7 +175,7 @@ def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> Non
     assert re.fullmatch(said, capsys.readouterr().out.splitlines()[-1])
 
 
-#: The command, in a process of its own, with holders that are known.
+#: The command, in a process of its own, with a holder that the test names.
 COMMAND = """
 import os, sys
 from affinityd.cli import entry

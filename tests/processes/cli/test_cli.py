@@ -23,7 +23,7 @@ from tests.support.tables import table
 
 DGX = "--machine dgx-a100"
 
-#: Runs a command, given as a shell would be; returns its exit status, and what it wrote.
+#: Runs a command line; returns the command's exit status, its stdout and its stderr.
 Run = Callable[[str], tuple[int, str, str]]
 
 
@@ -86,7 +86,7 @@ def test_an_error_is_one_line_on_stderr(run: Run, words: str, code: str, line: s
     assert err.startswith(f"affinityd{line}")
 
 
-def test_a_machine_without_a_gpu_has_a_plan_by_name_alone(
+def test_on_a_machine_without_a_gpu_plan_suggests_to_name_a_machine(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores = (Core((0,), node=0, package=0, die=0, llc=0),)
@@ -140,7 +140,7 @@ PLAN = f"$a plan {DGX} --cpuset 0 --format cpulist"
 FULL = b"affinityd: the answer could not be written: No space left on device\n"
 
 
-def test_a_full_or_closed_stream_does_not_affect_the_others() -> None:
+def test_a_full_or_closed_stream_does_not_affect_other_streams() -> None:
     assert in_shell(f"{PLAN} --gpus 0 2>&-") == (0, b"0\n", b"")
     assert in_shell(f"{PLAN} --gpus 99 2>&-") == (1, b"", b"")
     assert in_shell(f"$a topology {DGX} >/dev/full") == (1, b"", FULL)

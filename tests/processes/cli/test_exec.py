@@ -1,4 +1,4 @@
-"""`affinityd exec`: real commands on real CPUs, with a daemon, without one, and with a bad one."""
+"""`affinityd exec`: real commands on real CPUs, with a daemon, a bad daemon, or no daemon."""
 
 import os
 import shlex
@@ -200,7 +200,7 @@ def test_observe_leaves_the_mask_and_exports_the_plan(here: Mapping[str, str]) -
         assert (cpus, line[: len(told)], done.lines) == (f"Cpus_allowed_list:\t{BOTH}", told, [])
 
 
-def test_the_daemon_s_switch_still_applies_after_it_has_ended(tmp_path: Path) -> None:
+def test_a_daemon_s_switch_still_applies_after_the_daemon_has_ended(tmp_path: Path) -> None:
     env = {"AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock"), "AFFINITYD": "on"}
     for switch, told in (("observe", [OBSERVED]), ("off", [])):
         write_node(tmp_path / "node.json", Node(tiny(), switch=switch))
@@ -238,7 +238,7 @@ def test_variables_tell_the_command_its_cpus_and_number_of_threads(
 
 @needs_cpuset
 def test_omp_num_threads_is_at_most_the_process_s_cgroup_limit(here: Mapping[str, str]) -> None:
-    """The process is in no cgroup namespace: the mount's root is the machine's."""
+    """The process has no cgroup namespace of its own: the mount's root is the machine's root."""
     cgroup = Path("/sys/fs/cgroup/cpu", f"test-{os.getpid()}")
     cgroup.mkdir()
     try:
@@ -284,12 +284,12 @@ LATE = "no plan within 0.006 s of the start; a larger timeout allows more time; 
         (answering(http("200 OK", PLAN.format(4000).encode())), "60", BOTH, "were refused"),
         (hanging, "0.001", BOTH, LATE),
     ],
-    ids=["answers another job's CPUs", "hangs"],
+    ids=["the daemon answers another job's CPUs", "the daemon hangs"],
 )
 def test_the_command_runs_although_the_daemon_hangs_or_fails(
     tmp_path: Path, behave: Behaviour, timeout: str, cpus: str, told: str
 ) -> None:
-    large = write_tree(machine("dgx-a100"), tmp_path / "machine")  # reading this takes longer
+    large = write_tree(machine("dgx-a100"), tmp_path / "machine")  # slow to read
     env = {"AFFINITYD_ROOT": str(large), "AFFINITYD_TIMEOUT": timeout}
     with serving(tmp_path / "s", behave) as path:
         done = exec_("--gpus=1", "--", *LOOK, env={**env, "AFFINITYD_SOCKET": str(path)})

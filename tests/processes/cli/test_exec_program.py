@@ -1,4 +1,4 @@
-"""Executing a command: it finds the same as without affinityd, as env(1) shows."""
+"""A command that `exec` starts finds the same state as a command that env(1) starts."""
 
 import os
 import re
@@ -17,7 +17,7 @@ ENV = (shutil.which("env") or "env",)
 
 PATH = os.environ["PATH"]
 
-#: Brings a process into a state before it goes on; Python itself ignores two signals.
+#: Brings a process into a state, and executes the words; resets signals that Python changed.
 PREPARE = """
 import os, signal, sys, resource
 for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT): signal.signal(number, signal.SIG_DFL)

@@ -102,7 +102,7 @@ def test_exec_starts_the_command_if_any_module_is_missing(installed: Installed) 
 def test_the_start_script_itself_runs_the_command(
     installed: Installed, words: tuple[str, ...], status: int, end: str | None
 ) -> None:
-    script = installed.folder / "seven"  # along PATH, and without #!
+    script = installed.folder / "seven"  # found by PATH, and without #!
     script.write_text("exit $(($1 + $2))\n")
     script.chmod(0o755)
     for _ in damages(installed.folder / "affinityd/text.py"):
@@ -125,7 +125,7 @@ def test_exec_pins_in_a_deleted_working_folder(
 
 # Reads of files that fail.
 
-#: System calls that name a path; which of them there are depends on the processor.
+#: System calls that name a path; a processor may lack those with `?`.
 CALLS = "?open,openat,?readlink,readlinkat,?newfstatat,?fstatat64"
 KERNELS = ("/dev", "/proc", "/run", "/sys")
 ERRORS = ("EIO", "ENOMEM", "EPERM", "EAGAIN")

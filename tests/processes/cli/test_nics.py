@@ -16,7 +16,7 @@ from tests.support.children import sleeping
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.small_node import TOPOLOGY, use_small_node
 
-#: The GPUs 0 and 1 are on the nodes 1 and 0, mlx5_0 and mlx5_1 on the nodes of their number.
+#: GPU 0 is on node 1, and GPU 1 on node 0; mlx5_0 is on node 0, and mlx5_1 on node 1.
 NICS = tuple(
     Nic(
         f"0000:c{node}:00.0",

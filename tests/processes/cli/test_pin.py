@@ -21,7 +21,7 @@ from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, refused, use_smal
 
 Capture = pytest.CaptureFixture[str]
 
-#: One more thread, which has pinned itself to CPU 0; and a child.
+#: A process with a second thread, which has pinned itself to CPU 0, and with a child.
 FAMILY = """
 import os, sys, threading
 def work():
@@ -92,7 +92,7 @@ def test_the_cpuset_is_a_limit_to_the_plan(capsys: Capture) -> None:
     assert capsys.readouterr().err.startswith("affinityd: remote_home: rank 0 ")
 
 
-def test_with_tree_descendants_are_pinned_and_with_force_all_threads(capsys: Capture) -> None:
+def test_tree_pins_descendants_too_and_force_pins_all_threads(capsys: Capture) -> None:
     with program(FAMILY) as child:
         tids = thread_ids(child.pid)
         for flags, masks in (
@@ -128,7 +128,7 @@ def test_without_root_another_users_process_is_not_pinned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, parent_of(*[{}] * 12) as child:
-        Path(folder).chmod(0o755)  # pytest's own are for root alone
+        Path(folder).chmod(0o755)  # pytest's folders are for root alone
         monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, Path(folder, "root"))))
         monkeypatch.setenv("AFFINITYD_CONFIG", f"{folder}/none")
         unnamed = as_another("pin", str(child.pid))
@@ -202,7 +202,7 @@ def test_invalid_options_are_usage_errors_and_pin_nothing(
         assert mask_of(child.pid) == ALL
 
 
-def test_the_command_line_overrides_the_jobs_mode_which_overrides_the_sites(
+def test_a_mode_of_the_command_line_comes_before_the_job_s_and_then_the_site_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AFFINITYD_MODE", "even")
@@ -213,7 +213,7 @@ def test_the_command_line_overrides_the_jobs_mode_which_overrides_the_sites(
             assert mask_of(child.pid) == cpus
 
 
-#: A lone task of Slurm on both CPUs, and two tasks that share them: no slices.
+#: A lone task of Slurm on both CPUs, and two tasks that share both CPUs: no task has a slice.
 SHARED_CPUS = ("0x3", "0x3,0x3")
 
 
@@ -249,7 +249,7 @@ def test_control_characters_of_a_process_name_are_escaped(capsys: Capture) -> No
 
 
 @needs_cpuset
-def test_outside_a_slurm_job_a_warning_says_that_its_gpu_numbers_may_differ(
+def test_outside_a_slurm_job_a_warning_says_that_the_job_s_gpu_numbers_may_differ(
     capsys: Capture,
 ) -> None:
     def said_of(devices: str, *flags: str, folder: Path | None = None) -> str:

@@ -1,4 +1,4 @@
-"""affinityd.pyz: every command from one file, with what it reads of the package."""
+"""affinityd.pyz is one file with every command, and with the package's data files."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_the_same_sources_make_the_same_bytes(pyz: Path, tmp_path: Path) -> None
     assert make(tmp_path / "another", 0o077).read_bytes() == pyz.read_bytes()
 
 
-def test_the_file_contains_its_machines_pictures_and_scripts(pyz: Path, tmp_path: Path) -> None:
+def test_the_file_contains_machines_pictures_and_scripts(pyz: Path, tmp_path: Path) -> None:
     picture = tmp_path / "plan.svg"
     plan = run(pyz, "plan", "--machine", "dgx-a100", "--json", "--svg", os.fspath(picture))
     assert len(json.loads(plan)["ranks"]) == 8

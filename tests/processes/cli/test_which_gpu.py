@@ -1,6 +1,6 @@
-"""Which GPU a process uses: the tables of numberings and launchers, with the real commands.
+"""The real commands find the GPUs of processes, as the tables of numberings and launchers say.
 
-A daemon replays each machine; the processes have its device files, in a mount namespace.
+A daemon replays each machine; in a mount namespace processes have the machine's device files.
 """
 
 import json
@@ -38,7 +38,7 @@ VENDORS = {"amd": "0x1002", "8086": "0x8086", "1da3": "0x1da3"}
 RANKS = ("1", "alone")  #: of numberings.tsv; the other ranks find their GPUs in the same ways
 MPS = "AFFINITYD_MPS_DEVICES"
 
-#: Runs commands by a list of [device files, words, environment], with a /dev of these files.
+#: Runs each command of a list of [device files, words, environment], with these files in /dev.
 DRIVER = """
 import json, os, stat, subprocess, sys
 results, there = [], []
@@ -49,13 +49,13 @@ for names, words, env in json.load(sys.stdin):
         os.makedirs(os.path.dirname(f"/dev/{name}"), exist_ok=True)
         os.mknod(f"/dev/{name}", stat.S_IFCHR | 0o666, os.makedev(240, 0))
     there = names
-    for _ in range(3):  # a busy machine may not read an MPS daemon's environment in its 0.3 s
+    for _ in range(3):  # a busy machine may not read an MPS daemon's environment in 0.3 s
         done = subprocess.run(words, env=env, capture_output=True, text=True)
         if "cannot be read" not in done.stderr: break
     results.append([done.returncode, done.stdout, done.stderr])
 print(json.dumps(results))
 """
-#: The tests' own folder may be in /dev/shm.
+#: Mounts another /dev, but keeps /dev/shm, where the tests' own folder may be.
 NAMESPACE = """
 mount --bind /dev/shm "$1/dev/shm" && mount --bind "$1/class" /sys/class &&
 mount --rbind "$1/dev" /dev && shift && exec "$@"
@@ -99,7 +99,7 @@ def device_files(case: Case) -> list[str]:
 
 @contextmanager
 def mps_daemons(folder: Path, cases: Sequence[Case]) -> Iterator[Mapping[str, str]]:
-    """Yield, for each list that an MPS daemon may have, the folder of such a daemon."""
+    """Yield the folder of an MPS daemon for each list of GPUs that such a daemon may have."""
     program = folder / "nvidia-cuda-mps-control"
     folder.mkdir()
     program.symlink_to("/bin/sleep")
@@ -142,7 +142,7 @@ def said(stderr: str) -> str:
 
 
 def places(case: Case) -> set[str]:
-    """Return the right nodes, as cpulists, and UNKNOWN if there is none."""
+    """Return the right sets of nodes, as lists; UNKNOWN stands for no node."""
     right = set()
     for outcome in case.right:
         if outcome.startswith("node "):
@@ -203,8 +203,8 @@ def test_exec_and_run_find_the_right_gpu_in_each_numbering(machine: str, tmp_pat
 
 # Ranks of launchers.
 
-#: Print a line for each environment of a list: the CPUs of a process that binds itself, and the
-#: GPUs that are found for another process.
+#: For each environment of a list BIND prints the CPUs of a process that binds itself, and VERIFY
+#: prints the GPUs that are found for another process.
 BIND = """
 import json, os, sys, affinityd
 from affinityd.cpuset import format_list
@@ -241,7 +241,7 @@ PROLOG = (
 
 @dataclass(frozen=True)
 class Launched:
-    """A rank of a launcher, which sees GPUs 0 and 1, and its own GPUs."""
+    """A launcher's rank that sees GPUs 0 and 1, and should use `gpus`."""
 
     environ: Mapping[str, str]
     gpus: str
@@ -249,7 +249,7 @@ class Launched:
 
     @property
     def cpus(self) -> str:
-        """The CPUs near its GPUs: the first GPU is near the first CPU."""
+        """The CPUs near `gpus`: GPU 0 is near the first CPU, and GPU 1 near the second."""
         return {"0": NEAR, "1": FAR, "0,1": BOTH}[self.gpus]
 
 

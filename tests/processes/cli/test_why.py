@@ -1,4 +1,4 @@
-"""`affinityd why` on real processes of a busy machine; tests/e2e/waits checks its figures."""
+"""`affinityd why` on real processes of a busy machine; tests/e2e/waits checks the figures."""
 
 import json
 import os
@@ -72,7 +72,7 @@ input()
         ({}, "an unknown program"),
     ],
 )
-def test_the_binder_of_threads_to_one_of_several_cpus_is_named(
+def test_the_program_that_bound_all_threads_to_one_cpu_is_named(
     capsys: Capture, env: dict[str, str], bound_by: str
 ) -> None:
     with program(LASTING, env=env, before=["taskset", "-c", "0"]) as child:

@@ -1,4 +1,4 @@
-"""A process: its facts and its query for a plan, and how a plan is applied to it. All are real."""
+"""A real process's facts, its query for a plan, and how a plan is applied to the process."""
 
 import json
 import os
@@ -24,13 +24,13 @@ FIRST = str(CPUS[0])
 ALL = format_list(CPUS)
 REFUSED = "were refused: Invalid argument; the cpuset may hold none of them"
 
-#: Prints the query of the process that it runs in.
+#: Prints the query of the process that runs this code.
 ASK = (
     "import json, sys; from affinityd.client.process import ProcessContext;"
     "process = ProcessContext.of_self();"
     "print(json.dumps(process.query(json.loads(sys.argv[1]), process.mask)))"
 )
-#: Joins a cgroup, sets the mask of one of its threads, and prints the result.
+#: Sets a thread's mask; prints the result, the thread's mask, and the main thread's mask.
 PIN = """
 import os, sys, threading
 from affinityd.client import apply
@@ -112,7 +112,7 @@ def test_a_query_has_the_process_s_own_facts(
     assert asked(env, before, **given) == ({**HERE, **expected}, variables)
 
 
-# Setting its mask.
+# Setting a thread's mask.
 
 
 def test_the_mask_of_the_calling_thread_alone_is_set_and_read_back() -> None:
@@ -128,7 +128,7 @@ def test_a_mask_is_cut_to_the_cpuset_or_refused() -> None:
         assert pinned(str(CPUS[1]), enter)[0] == f"CPUs {CPUS[1]} {REFUSED}"
 
 
-#: In a cgroup: sets the mask that it already has, then lets its cpuset grow.
+#: Sets the mask that the process already has, and then lets the process's cpuset grow.
 GROWS = f"""
 import os, pathlib, sys
 from affinityd.client import apply

@@ -126,7 +126,7 @@ def test_variables_apply_to_arguments_that_are_not_given(
     assert python(f"b = affinityd.bind({call}); say(sorted(b.cpus))", unique)[0] == cpus
 
 
-def test_running_threads_are_pinned_and_later_ones_inherit(here: Mapping[str, str]) -> None:
+def test_running_threads_are_pinned_and_later_threads_inherit_that(here: Mapping[str, str]) -> None:
     said = python(
         "e = threading.Event()\n"
         "threads = [threading.Thread(target=e.wait) for _ in range(9)]\n"
@@ -139,7 +139,7 @@ def test_running_threads_are_pinned_and_later_ones_inherit(here: Mapping[str, st
     assert said == [CPU[FAR]] * 10
 
 
-def test_a_second_call_plans_as_the_first_also_in_a_thread(here: Mapping[str, str]) -> None:
+def test_a_later_call_plans_like_the_first_call_even_in_a_thread(here: Mapping[str, str]) -> None:
     said = python(
         "far = (1, '1', [1], {'1'}, iter('1'))\n"
         "called = [sorted(affinityd.bind(gpus=it).cpus) for it in (*far, 0)]\n"

@@ -20,7 +20,7 @@ FEWER = (
     "(AFFINITYD_CPUS=none leaves them out)"
 )
 EXEC = (sys.executable, str(PROGRAM), "exec")
-#: The CPUs that a program has after a call of affinityd.bind().
+#: Prints the CPUs that a program has after a call of affinityd.bind().
 BIND = "import affinityd, os; affinityd.bind({}); print('x:', *sorted(os.sched_getaffinity(0)))"
 
 
@@ -44,7 +44,7 @@ def shared(one_node: Daemon) -> Mapping[str, str]:
     }
 
 
-#: Pins to one of the two near CPUs, of which mode node gives both.
+#: Pins to the second of two near CPUs; mode node would give both.
 SECOND = ("--gpus=0,1", "--rank=1", "--mode=unique-contiguous", "--")
 SHOW = ("grep", "Cpus_allowed_list", "/proc/self/status")
 
@@ -69,7 +69,7 @@ def bind(arguments: str) -> tuple[str, ...]:
     ],
     ids=" ".join,
 )
-def test_a_process_keeps_its_pin_unless_its_task_is_another(
+def test_a_process_keeps_its_pin_unless_its_task_changes(
     shared: Mapping[str, str], then: tuple[str, ...], cpus: str
 ) -> None:
     done = exec_(*SECOND, *then, env=shared)
@@ -110,7 +110,7 @@ def test_a_mask_that_is_not_narrowed_follows_its_cpuset(
 
 
 #: Loads libgomp, which may bind the main thread, and calls affinityd. Prints the masks of two
-#: parallel threads before the call, the main thread's mask, both masks after it, and warnings.
+#: parallel threads before the call; then the main thread's mask, both masks again, and warnings.
 OPENMP = """
 import ctypes, json, os, threading, warnings
 import affinityd

@@ -12,8 +12,8 @@ import pytest
 
 from affinityd.client.process import ProcessContext, mps_daemon
 
-#: For local use, kernel Documentation/admin-guide/devices.txt: no driver is behind it, and to open
-#: such a file is an error. To open a real one would wake a driver.
+#: For local use, kernel Documentation/admin-guide/devices.txt: no driver serves it, so opening
+#: such a file is an error. Opening a real device file would wake a driver.
 MAJOR = 240
 DEVICES = Path("/sys/fs/cgroup/devices")
 AMD, ASPEED, INTEL, HABANA = "0x1002", "0x1a03", "0x8086", "0x1da3"
@@ -23,7 +23,7 @@ needs_cgroup = pytest.mark.skipif(
     not os.access(DEVICES, os.W_OK), reason="no cgroup v1 devices to write to"
 )
 
-#: Looks as root, and as a user outside the files' groups.
+#: Prints the GPUs that root may open, and those that a user outside the files' groups may open.
 LOOK = """
 import os
 from affinityd.client.process import granted_gpus
@@ -90,7 +90,7 @@ def test_device_files_of_other_vendors_are_read_by_their_numbers(tmp_path: Path)
 
 
 def test_an_mps_client_s_indices_count_within_the_daemon_s_list(tmp_path: Path) -> None:
-    """The list is in the environment of the control daemon, whose pid is in its folder."""
+    """The list is in the environment of the control daemon, whose pid is in the daemon's folder."""
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
     assert mps_daemon(environ) is None  # no daemon is there
     listener = socket.socket(socket.AF_UNIX)
@@ -108,7 +108,7 @@ def test_an_mps_client_s_indices_count_within_the_daemon_s_list(tmp_path: Path) 
     for variables, expected in (
         ({"CUDA_VISIBLE_DEVICES": "4,5"}, [("env", "AFFINITYD_MPS_DEVICES=4,5")]),
         ({}, []),
-        ({"CUDA_DEVICE_ORDER": order}, [bus_order]),  # the order as the client has it
+        ({"CUDA_DEVICE_ORDER": order}, [bus_order]),  # the client's order
     ):
         with subprocess.Popen([daemon, "60"], env=variables) as process:
             while Path(f"/proc/{process.pid}/comm").read_text() != "nvidia-cuda-mps\n":

@@ -1,4 +1,4 @@
-"""A process's plan: requested from the server at a unix socket, else made here."""
+"""A process requests its plan from the server at a unix socket, or makes the plan itself."""
 
 import shutil
 import socket
@@ -85,7 +85,7 @@ def trickle(connection: socket.socket, over: threading.Event) -> None:
         pytest.param(hanging, TIMEOUT, "", id="hangs"),
         pytest.param(trickle, TIMEOUT, "", id="byte by byte"),
         pytest.param(hanging, TIMEOUT, "0," * 10**6, id="reads nothing of a long request"),
-        pytest.param(answering(http("200 OK", PLAN)), 0, "", id="the time was over before"),
+        pytest.param(answering(http("200 OK", PLAN)), 0, "", id="the time is over at once"),
     ],
 )
 def test_a_slow_server_is_abandoned_at_the_deadline(
@@ -188,7 +188,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def stopped(daemon: Daemon, tmp_path: Path) -> Path:
-    """Return the socket path of a stopped daemon like this one, which left its node.json."""
+    """Return the socket path of a stopped daemon, like `daemon`, that left its node.json."""
     shutil.copy(daemon.socket.with_name("node.json"), tmp_path)
     return tmp_path / "affinityd.sock"
 
@@ -241,7 +241,7 @@ def test_a_malformed_plan_is_a_value_error_of_one_line(line: str) -> None:
     assert str(caught.value).isprintable()
 
 
-# The source of a plan: a daemon, or none.
+# The source of a plan: a daemon, or the process itself.
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ OLDER = "Unknown parameter: 'more' is no parameter; did you mean mode?"
         (UNREAD, "422 No", "runs another release: env: 'AFFINITYD_SLICE' is not read"),
     ],
 )
-def test_a_plan_made_without_the_daemon_says_why_the_daemon_made_none(
+def test_a_plan_made_without_the_daemon_says_why_the_daemon_made_no_plan(
     stopped: Path, body: str, status: str, told: str
 ) -> None:
     with answering_at(stopped, body, status) as path:
@@ -289,7 +289,7 @@ def test_a_plan_made_without_the_daemon_says_why_the_daemon_made_none(
     assert found.cpus <= parse_list("0-5")
 
 
-def test_a_daemon_that_hangs_leaves_time_for_a_plan_without_it(
+def test_a_daemon_that_hangs_leaves_time_for_a_local_plan(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ask_daemon, "READING", PATIENCE)

@@ -1,4 +1,4 @@
-"""A real daemon's answers over HTTP on a built-in machine; its page and picture; RDMA ports."""
+"""A real daemon's answers over HTTP, its page, its picture, and its plans as RDMA ports change."""
 
 import json
 import re
@@ -99,7 +99,7 @@ def test_plans_of_jobs_are_counted_apart_from_those_of_people(daemon: Daemon) ->
     assert counted() == [jobs + 2, people + 4]
 
 
-def test_another_method_is_refused_with_a_list_of_the_right_ones(daemon: Daemon) -> None:
+def test_another_method_is_refused_with_a_list_of_allowed_methods(daemon: Daemon) -> None:
     for method, path in (("POST", "/plan"), ("DELETE", "/audit")):
         reply = daemon.get(path, method)
         assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
@@ -126,7 +126,7 @@ def test_an_answer_is_compressed_on_request(daemon: Daemon) -> None:
     assert len(packed.body) < len(plain.body) / 4
 
 
-def test_the_first_page_lists_the_paths_one_on_a_line(daemon: Daemon) -> None:
+def test_the_first_page_lists_one_path_on_each_line(daemon: Daemon) -> None:
     reply = daemon.get("/")
     assert reply.headers["content-type"] == "text/plain; charset=utf-8"
     rows = [line.split(maxsplit=2) for line in reply.text.splitlines()[2:]]
@@ -149,7 +149,7 @@ PARTS = ("/page.js", "/picture.js", "/audit.js", "/page.css", "/picture.css")
 
 
 @pytest.mark.parametrize("path", ["/", *PARTS, "/topology.svg"])
-def test_pages_may_load_only_the_daemon_s_files_and_other_sites_may_not_read_them(
+def test_pages_may_load_only_the_daemon_s_files_and_other_sites_may_not_read_pages(
     daemon: Daemon, path: str
 ) -> None:
     reply = daemon.get(path, accept=BROWSER, origin="http://site.example")
@@ -165,7 +165,7 @@ def test_pages_may_load_only_the_daemon_s_files_and_other_sites_may_not_read_the
     assert daemon.get(path, "POST").status == 405
 
 
-def test_the_picture_over_http_equals_the_one_that_commands_write(
+def test_the_picture_over_http_equals_the_picture_that_commands_write(
     daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "node.svg"

@@ -103,7 +103,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     others = {*threading.enumerate()}
     reader, writer = os.pipe()
     yield reader, writer
-    os.close(reader)  # lines fail now, and the thread goes on to its end
+    os.close(reader)  # writes fail now, and the thread ends
     for thread in {*threading.enumerate()} - others:
         thread.join(PATIENCE)  # its file descriptor will be reused
     os.close(writer)

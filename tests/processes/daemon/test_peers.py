@@ -1,6 +1,6 @@
-"""Real processes of real users that connect, end, and have reused pids.
+"""The users, groups and CPUs of real processes that connect to the daemon.
 
-The daemon knows their users, their groups and their CPUs.
+Some of these processes end, and their pids are reused.
 """
 
 import os
@@ -65,7 +65,7 @@ class Asker:
 
 @contextmanager
 def connected(before: Sequence[str] = ()) -> Iterator[Asker]:
-    """Connect from another process, started by way of a command `before`."""
+    """Connect from another process, which the command `before` starts."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = Path(folder, "s")
         listener.bind(str(path))
@@ -129,7 +129,7 @@ def test_a_caller_that_has_ended_is_unidentified(caller: Asker, is_reaped: bool)
     assert caller_of(caller.peer) is None
 
 
-#: In a pid namespace of its own: the caller ends, and another process gets its pid.
+#: In a pid namespace of its own: the caller ends, and another process gets the caller's pid.
 REUSED = """
 import os, socket, sys, time
 from tests.processes.daemon.test_peers import caller_of, peer_of
@@ -153,7 +153,7 @@ peer = peer_of(accepted)
 before = caller_of(peer)
 os.write(end, b"x")
 os.waitpid(first, 0)
-time.sleep(0.05)  # the start of a process is known by 10 ms
+time.sleep(0.05)  # the kernel counts starts in 10 ms
 open("/proc/sys/kernel/ns_last_pid", "w").write(str(first - 1))
 second = child(lambda: time.sleep(60))
 print(second == first, before is not None, caller_of(peer))
@@ -177,7 +177,7 @@ def test_a_process_with_a_reused_pid_is_not_taken_for_the_caller(
     assert said(REUSED, str(tmp_path / "s"), within=apart) == "True True None"
 
 
-#: Becomes a user to whom /proc shows no other user's processes, and looks for root's.
+#: Becomes a user to whom /proc shows no other user's processes, and looks for root's process.
 HIDDEN = """
 import os, socket, sys
 from tests.processes.daemon.test_peers import caller_of, peer_of

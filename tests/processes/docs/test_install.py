@@ -1,7 +1,7 @@
 """A node through install, upgrade and removal, with the commands of the pages.
 
-The node's folders are below one of the test's. Stand-ins replace systemctl, whose arguments they
-record, and venv, for which this checkout is installed.
+The node's folders are below a folder of the test. A stand-in for systemctl records its arguments,
+and a stand-in for venv installs this checkout.
 """
 
 import os
@@ -32,7 +32,7 @@ def block(page: str, start: str) -> str:
 
 
 class Site:
-    """A node whose folders are below a test's; `asked`: the arguments of its stand-ins."""
+    """A node whose folders are below a test's folder; `asked` has systemctl's arguments."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

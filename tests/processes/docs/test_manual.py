@@ -1,4 +1,4 @@
-"""The man page without a warning, and completion in the shells themselves."""
+"""The man page is rendered without a warning, and bash completes the commands."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from affinityd.cli import COMMANDS
 from tests.support.paths import REPOSITORY
 
-#: Typed text, and the word to which a tab completes its end.
+#: Typed text → the word to which a tab completes the last typed word.
 TYPED = {
     "affinityd snap": "snapshot",
     "affinityd plan --expl": "--explain",

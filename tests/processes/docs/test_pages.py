@@ -59,7 +59,7 @@ def shown(page: str, command: str) -> str:
     return examples[command]
 
 
-def test_the_doctor_s_output_for_a_balanced_node_is_the_page_s(
+def test_the_page_shows_the_doctor_s_output_for_a_balanced_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AFFINITYD_CONFIG", str(tmp_path / "none"))

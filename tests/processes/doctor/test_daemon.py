@@ -1,4 +1,4 @@
-"""The check of the daemon: its socket, its answers, and whether it can see this node."""
+"""doctor's check of a daemon: the daemon's socket, its answers, and its node.json."""
 
 import os
 import re
@@ -132,7 +132,7 @@ def test_a_server_that_is_not_a_ready_daemon_fails(
 
 
 @pytest.mark.parametrize(("shut", "bits"), [("", 0o750), ("s", 0o664)])
-def test_a_socket_some_users_cannot_reach_is_a_warning(folder: Path, shut: str, bits: int) -> None:
+def test_a_socket_closed_to_some_users_is_a_warning(folder: Path, shut: str, bits: int) -> None:
     write_node(folder / "node.json", Node(TWO))
     with serving(folder / "s", READY) as path:
         path.chmod(0o666)
@@ -152,7 +152,7 @@ def test_a_malformed_node_json_is_a_warning(folder: Path) -> None:
 
 
 AS_NOBODY = """
-# Python itself may be where another user reads nothing: all that is needed comes first.
+# Another user may not be allowed to read Python's files: all imports come before this.
 import os, affinityd.cli.commands.doctor, affinityd.slurm.cores
 from affinityd.cli import entry
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

@@ -1,6 +1,6 @@
 """`run` of `affinityd init`: its requests for a container, and the CPUs that a container keeps.
 
-tests/unit/request/test_devices.py checks the daemon's answers to them.
+tests/unit/request/test_devices.py checks the daemon's answers to these requests.
 """
 
 import shutil
@@ -116,7 +116,7 @@ def test_every_variable_that_affects_a_plan_is_passed_on(pod: Pod, listener: Lis
 V2, QUOTA, PERIOD = "cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
 WEIGHT, SHARES = "cpu.weight", "cpu/cpu.shares"
 JOB, CHOSEN = "AFFINITYD_JOB_CPUS", "AFFINITYD_CPUS"
-NEAR, EIGHT_CPUS = "20-23", "20-23,32-35"  #: the CPUs near GPU 2; with four others
+NEAR, EIGHT_CPUS = "20-23", "20-23,32-35"  #: the CPUs near GPU 2; these and four other CPUs
 TWO_RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 
 
@@ -162,7 +162,7 @@ def test_a_container_keeps_the_number_of_cpus_that_it_requested(
     ("site", "job", "cpus"),
     [("6", {}, "0-1,48-51"), ("6", {CHOSEN: "none"}, "48-51"), ("none", {}, "48-51")],
 )
-def test_the_number_of_cpus_given_to_init_counts_unless_the_program_has_its_own(
+def test_the_number_of_cpus_given_to_init_counts_unless_the_program_has_another(
     pod: Pod, tmp_path: Path, site: str, job: Mapping[str, str], cpus: str
 ) -> None:
     own = Pod(tmp_path / "pod", pod.socket, {CHOSEN: site})

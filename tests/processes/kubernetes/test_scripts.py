@@ -21,7 +21,7 @@ PINNING = REPOSITORY / "slurm/pinning.sh"
 SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
 NAMES = (*NIC_VARIABLES.values(), "AFFINITYD_RDMA")
 
-#: Ports of three devices: an active one, one that is down, and one without a device file.
+#: The state of the ports of three devices; mlx5_2 is active, but has no device file.
 STATES = {"mlx5_0": "4: ACTIVE", "mlx5_1": "1: DOWN", "mlx5_2": "4: ACTIVE"}
 HERE = ("uverbs0", "uverbs1", "uverbs3")  #: uverbs3: another device of mlx5_2's adapter
 
@@ -102,7 +102,7 @@ FILES = (
     *("A=x y", "A=x=y=", "=x", "A", "export A=1", "A B=1", "1A=1", "A1_=1", "a.b=1", "\ufeffA=1"),
     *("A=x\\", "A=$(id)", "A=`id`;id", "A=*", f"A={'x' * 9000}", "A=1\n\nB", "A=\u2028", "É=1"),
 )
-#: Prints the variables, or the line of the file that is wrong.
+#: Prints the variables, or the name and the number of the wrong line.
 READ = """
 . "$0"
 read_settings "$1" || { printf %s "${fault%% is not*}"; exit; }

@@ -1,4 +1,4 @@
-"""A function in a child of this process, which may hang or crash."""
+"""Functions that run in a child process, which may hang or crash."""
 
 import os
 import signal
@@ -84,9 +84,9 @@ def answer_too_late() -> bytes:
     ("work", "result"),
     [
         pytest.param(lambda: b"x" * 10**6, b"x" * 10**6, id="more than a pipe holds"),
-        pytest.param(lambda: b"%d" % os.write(1, b"noise"), b"5", id="its output goes nowhere"),
-        pytest.param(lambda: b"%d" % (os.getpgrp() == os.getpid()), b"1", id="a process group"),
-        pytest.param(lambda: " ".join(open_files()).encode(), b"0 1 2 3 4", id="no other files"),
+        pytest.param(lambda: b"%d" % os.write(1, b"noise"), b"5", id="the output goes nowhere"),
+        pytest.param(lambda: b"%d" % (os.getpgrp() == os.getpid()), b"1", id="a group of its own"),
+        pytest.param(lambda: " ".join(open_files()).encode(), b"0 1 2 3 4", id="no other file"),
     ],
 )
 def test_a_result_is_returned_and_no_process_or_file_remains(
@@ -137,7 +137,7 @@ def test_parts_are_read_as_soon_as_they_are_written() -> None:
     assert child.end(PATIENCE) == -signal.SIGABRT
 
 
-def test_a_program_started_by_a_child_is_killed_with_it() -> None:
+def test_a_program_started_by_a_child_is_killed_with_the_child() -> None:
     def parts() -> Iterator[bytes]:
         yield b"%d" % subprocess.Popen(["sleep", "600"]).pid
         time.sleep(600)

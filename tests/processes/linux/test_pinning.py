@@ -37,7 +37,7 @@ sys.stdin.readline()
 work()
 """
 
-#: A child, which takes milliseconds to fork: 64 Ki small pages have to be copied.
+#: Forks a child, which takes milliseconds: 64 Ki small pages have to be copied.
 SLOW_FORK = """
 import ctypes, mmap, os, sys
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE

@@ -18,7 +18,7 @@ from tests.support.children import (
 )
 from tests.support.tiny import printed
 
-#: One more thread, whose name looks like the end of a name; both stay on the first CPU.
+#: A second thread has a name that looks like the end of a name; both threads have one CPU.
 THREAD = """
 import os, threading
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

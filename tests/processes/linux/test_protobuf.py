@@ -1,4 +1,4 @@
-"""One gRPC call over a unix socket, whatever the server answers: frames that a test writes."""
+"""One gRPC call over a unix socket, to a server that answers with frames that a test writes."""
 
 import socket
 import threading

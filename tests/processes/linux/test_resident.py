@@ -31,7 +31,7 @@ from tests.support.paths import REPOSITORY
 
 MIB = 1 << 20
 
-#: Memory of each kind, in MiB by its name; and a lot that is never touched, or cannot be read.
+#: Memory of each kind, and large mappings that are never touched, or that cannot be read.
 HOLDER = """
 import mmap, os, sys
 NORESERVE = 0x4000
@@ -206,7 +206,7 @@ def test_an_ended_process_has_no_memory() -> None:
     assert (memory.size, memory.drawn, memory.part_on({0})) == (0, {}, None)
 
 
-def test_a_part_is_of_memory_on_all_nodes_or_on_given_nodes() -> None:
+def test_a_part_is_relative_to_memory_on_all_nodes_or_on_given_nodes() -> None:
     memory = ResidentMemory({}, {(ANONYMOUS, 0): 60, (ANONYMOUS, 1): 20, (SHARED, 8): 120})
     part = [memory.part_on({1}), memory.part_on({1}, of={0, 1}), memory.part_on({1}, of={1})]
     assert part == [0.1, 0.25, None]  # 20 pages are too few
