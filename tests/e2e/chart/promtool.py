@@ -33,7 +33,7 @@ def asked(expr: str, series: Series, minutes: int, answers: Mapping[str, float])
 
 
 def alerted(alert: str, series: Series, minutes: int, summaries: Mapping[str, str]) -> Played:
-    """Return a test: the alert fires for each key, labels in JSON, with that key's summary."""
+    """Return a test: the alert fires with these labels, which are keys in JSON, and summaries."""
     rule = ALERTS[alert]
     alerts = [
         {
@@ -102,7 +102,7 @@ UNPLACED = of_gpu("affinityd_gpu_cpu_seconds_total", 1)  #: GPU 1's NUMA node is
 def far_gpu(gpu: int, mismatch: str) -> Series:
     """Return affinityd's series of a GPU, with a quarter of the CPU time far.
 
-    Their labels match those of dcgm-exporter in `util`; no two labels have the same value.
+    The labels match dcgm-exporter's labels in `util`; no two labels have the same value.
     """
     named = {"gpu": str(gpu), "uuid": f"GPU-{gpu}a1f", "pci_bus_id": f"0000:e{gpu}:00.0"}
     return {

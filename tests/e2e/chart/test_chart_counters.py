@@ -40,7 +40,7 @@ RATES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
 }
 
 STEADY = "0+120x20"  #: 2 CPU seconds in each second
-#: A history → one daemon's samples, a second daemon's samples, a minute, and the rate in it.
+#: A history → one daemon's samples, a second daemon's, a minute, and the rate in that minute.
 HISTORIES: Mapping[str, tuple[str, str | None, int, float | None]] = {
     "two scrapes are missing": ("0+120x4 _ _ 840+120x9", None, 9, 2),
     "four minutes after a restart of the daemon": ("0+120x4 0+120x9", None, 8, 1.6),
@@ -127,7 +127,7 @@ OK, REFUSED = (
 def test_an_alert_of_counters_outlasts_a_restart_and_a_missing_scrape(
     tmp_path: Path, alert: str, played: Series
 ) -> None:
-    """An alert that fires goes on after a restart or a gap; a new series fires none too soon."""
+    """A firing alert outlasts a restart and a gap; a new series makes no alert fire too soon."""
     for samples, minute, fires in (
         ("{before} {before}", 150, True),  # a restart in the middle
         ("{before} _ _ {before}", 152, True),

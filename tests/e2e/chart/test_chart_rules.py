@@ -29,7 +29,7 @@ from tests.e2e.chart.rendering import loaded, objects
 # Series on which an alert fires, and similar series on which it does not.
 
 
-Case = tuple[str, Series, int, bool]  #: an alert without `Affinityd`, samples, minutes, if it fires
+Case = tuple[str, Series, int, bool]  #: the alert's name after `Affinityd`, samples, minutes, fires
 
 BUILD, GENERATION = series("affinityd_build_info"), series("affinityd_topology_generation")
 ELSEWHERE = 'affinityd_topology_generation{job="affinityd",instance="b"}'

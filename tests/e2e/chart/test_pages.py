@@ -147,7 +147,7 @@ PAGES = [*sorted(DOCS.glob("kubernetes*.md")), DOCS / "monitoring.md", README]
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Yield each page and the words of each command on it that installs or upgrades the chart."""
+    """Yield the page and the words of each command that installs or upgrades the chart."""
     for block in BLOCKS:
         if REPOSITORY / block.page in PAGES and block.kind == "sh":
             for line in block.text.replace("\\\n", " ").splitlines():

@@ -17,7 +17,7 @@ from tests.support.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_r
 from tests.support.tiny import Ended, ran
 
 USER = 65532  #: the user of the image's daemon
-UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: the options, as in the chart
+UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: options for the chart's privileges
 SOCKETS = "/run/affinityd"  #: the folder of the daemon's socket, in the container
 ROOT = "/machine"  #: the path of a captured machine, in the container
 PID = "pid"  #: the file, beside a container's log, with the pid of its first process
@@ -84,7 +84,7 @@ def running(
 def daemon(
     folder: Path, *arguments: str, root: Path | None = None, options: Sequence[str] = ()
 ) -> Iterator[Container]:
-    """Run the image's `affinityd serve` in this machine's pid namespace; begin once it is ready.
+    """Run the image's `affinityd serve` in this machine's pid namespace until the block ends.
 
     `root` has the files of a captured machine. The socket's folder is FOLDER/run on this
     machine; `mount(daemon)` shows that folder to clients.

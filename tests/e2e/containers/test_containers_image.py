@@ -135,7 +135,7 @@ def test_the_image_has_exactly_the_packages_of_the_lock() -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_image_installs_only_wheels(python: str, machine: str, tmp_path: Path) -> None:
-    """uv refuses, as pip does, source packages, and packages that the lock lists without a hash."""
+    """uv refuses, as pip does, source packages, and packages that have no hash in the lock."""
     wanted = [f"--python-version={python}", f"--python-platform={machine}-manylinux_2_28"]
     strict = ["--require-hashes", "--only-binary=:all:"]
     install = (UV, "pip", "install", "--dry-run", f"--target={tmp_path}")

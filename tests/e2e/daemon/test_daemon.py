@@ -98,7 +98,7 @@ def test_changes_of_the_machine_are_published_and_logged(tmp_path: Path) -> None
         assert notices
         (tree / ONLINE).write_text(f"{FEWER}\n")
         assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
-        eventually(lambda: daemon.says("(generation 2)"), "it is told")
+        eventually(lambda: daemon.says("(generation 2)"), "the log says so")
         eventually(lambda: daemon.node_file["topology"]["online"] == FEWER, "it is published")
         (tree / GPU / "numa_node").write_text("5\n")
         assert daemon.plan("gpus=0")["ranks"][0]["home_node"] == 3
@@ -175,7 +175,7 @@ in_both_ways = pytest.mark.parametrize("before", [(), pytest.param(FIRST, marks=
 
 @contextmanager
 def starting(folder: Path, before: Sequence[str]) -> Iterator[tuple[Daemon, int]]:
-    """Start a daemon by the command `before`; yield it, and its own pid, once Python runs."""
+    """Start a daemon by the command `before`; yield the daemon and its pid once Python runs."""
     with started(folder, "--machine", "mi250x", before=before) as daemon:
         if before:
             eventually(lambda: children_of(daemon.process.pid), "it has started")

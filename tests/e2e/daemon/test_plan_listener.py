@@ -35,7 +35,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("target", ["/plan?gpus=0,5&mode=exclusive", "/plan?gpus=99"])
-def test_the_plan_address_answers_plans_like_the_other(port: int, method: str, target: str) -> None:
+def test_both_addresses_answer_plans_alike(port: int, method: str, target: str) -> None:
     assert ask(port, target, method, host=EVERYTHING) == ask(port, target, method)
 
 

@@ -1,7 +1,7 @@
 """Clients that send requests in loops while a daemon is disturbed, and check every answer.
 
-An answer is right if the planner gives it for a topology that is true at that time. A
-5xx is permitted, too, and a connection that is refused or breaks off.
+An answer is right if the planner gives it for a topology that is true at that time. The test
+also permits a 5xx, and a connection that is refused or breaks off.
 """
 
 import itertools

@@ -48,7 +48,7 @@ def test_the_last_topology_stays_while_sysfs_fails(tmp_path: Path) -> None:
         for path, (fault, line) in FAULTS.items():
             inside(daemon, *(it.format(pid=daemon.process.pid) for it in fault), path)
             daemon.signal(signal.SIGHUP)
-            eventually(partial(daemon.says, line), "it is told")
+            eventually(partial(daemon.says, line), "the log says so")
             assert daemon.plan("gpus=0")["generation"] == 1
             asked.more()
             daemon.signal(signal.SIGHUP)
@@ -63,7 +63,7 @@ def test_the_last_topology_stays_while_sysfs_fails(tmp_path: Path) -> None:
 def test_requests_are_refused_until_sysfs_is_mounted(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with node.started(at_first="mount -t tmpfs tmpfs /sys") as daemon:
-        eventually(lambda: daemon.says("has no online CPU"), "it is told")
+        eventually(lambda: daemon.says("has no online CPU"), "the log says so")
         statuses = [daemon.get(path).status for path in ("/plan", "/readyz", "/healthz")]
         assert statuses == [503, 503, 200]
         inside(daemon, "umount", "--lazy", "/sys")
@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_the_earlier_node_json(tmp_path: Path, small_disk: Pa
             assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
             daemon.signal(signal.SIGHUP)
         line = "node.json could not be written: No space left on device"
-        eventually(lambda: daemon.says(line), "it is told")
+        eventually(lambda: daemon.says(line), "the log says so")
         assert read_node(published).topology.online == machine("dgx-a100").online
         assert sorted(file.name for file in small_disk.iterdir()) == ["full", "node.json", "s"]
         filler.unlink()
@@ -142,7 +142,7 @@ def test_nvml_s_last_answer_is_kept_while_the_driver_is_the_same(tmp_path: Path)
             node.says(fault)
             daemon.signal(signal.SIGHUP)
             eventually(partial(is_of, 2 * number + 2), "it is noticed")
-            eventually(partial(daemon.says, "its last answer is used"), "it is told")
+            eventually(partial(daemon.says, "its last answer is used"), "the log says so")
             daemon.log.write_text("")
             assert daemon.plan("gpus=0")["ranks"] == before
             assert daemon.plan("granted=minor:3")["ranks"] == before

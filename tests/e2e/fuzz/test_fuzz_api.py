@@ -26,7 +26,7 @@ PATHS = (
 
 @pytest.fixture(scope="module", params=["dgx-a100", None])
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Run a daemon for a built-in machine or for this machine; yield its API's OpenAPI document."""
+    """Run a daemon for a built-in machine or for this machine; yield the API's OpenAPI document."""
     address = f"127.0.0.1:{free_port()}"
     machine = ["--machine", request.param] if request.param else []
     with running(tmp_path_factory.mktemp("api"), *machine, listen=address) as daemon:

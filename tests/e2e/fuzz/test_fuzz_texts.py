@@ -40,7 +40,7 @@ def a_launchers_environment(text: str) -> object:
 
 def asking(name: str) -> Callable[[str], object]:
     def read(text: str) -> object:
-        pairs = [(name, text[:MAX_LENGTH])]  # the daemon accepts no longer value
+        pairs = [(name, text[:MAX_LENGTH])]  # the daemon refuses a longer value
         if name == "job":
             pairs += [("ranks", "4"), ("rank", "1")]
         parse_request(pairs)

@@ -6,7 +6,7 @@ WAYS say what a container gets: file (device files), variable (ids in NVIDIA_VIS
 cdi (ids as devices of the CDI kind RESOURCE).
 
 claims SEEN HERE NAME POOL DEVICE [CDI] serves a DRA driver, whose POOL has only this DEVICE. SEEN
-and HERE are kubelet's folder as kubelet and as this process sees it. A container gets the CDI.
+and HERE are kubelet's folder as kubelet and as this process sees it. CDI is what a container gets.
 
 Sources: api.proto of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, pluginregistration/v1, dra/v1.
 """
@@ -90,7 +90,7 @@ def announce_devices(folder: str, resource: str, ways: str, *gpus: str) -> Any: 
 def prepare_claims(  # noqa: PLR0917 - words of a command line
     seen: str, here: str, name: str, pool: str, device: str, cdi: str = ""
 ) -> Any:  # noqa: ANN401
-    """Return once kubelet knows the driver: it deletes ResourceSlices of unknown drivers."""
+    """Return once kubelet knows the driver: kubelet deletes unknown drivers' ResourceSlices."""
     registered = threading.Event()
 
     def info(_request: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The answers that pynvml gets of a libnvidia-ml.so.1, in a real child process."""
+"""The answers that pynvml gets from a real libnvidia-ml.so.1, in a real child process."""
 
 import os
 import subprocess

@@ -165,7 +165,7 @@ def test_the_page_says_that_the_machine_changed(context: BrowserContext, tmp_pat
         daemon.signal(signal.SIGHUP)
         eventually(lambda: daemon.get("/topology").json["generation"] == 2, "it was read again")
         tab.page.locator("[name=mode]").select_option("node")
-        eventually(tab.page.locator("#news").is_visible, "that is said")
+        eventually(tab.page.locator("#news").is_visible, "the page says so")
         tab.page.reload()
         eventually(lambda: tab.drawn().keys() == set(range(8)), "all are drawn")
         assert tab.picture.locator(".offline .cpu").count() == 2

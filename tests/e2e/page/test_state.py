@@ -172,7 +172,7 @@ def test_an_old_scan_is_marked_and_its_age_grows(shows: Shows, context: BrowserC
     assert texts(tab, ".age")[0].startswith("OLD: scanned 6")
     assert len(rows(tab)) == 13, "the last state stays"
     tab.page.evaluate("document.body.dataset.interval = 300")
-    eventually(tab.page.locator("#banner").is_hidden, "so it is between two scans")
+    eventually(tab.page.locator("#banner").is_hidden, "the scan is recent enough again")
     tab.page.evaluate("document.body.dataset.interval = 15")
     eventually(tab.page.locator("#banner").is_visible, "old again")
     answering(context, replace(audit(EIGHT, []), node="8-gpus"))
@@ -184,7 +184,7 @@ def test_the_page_says_if_the_node_has_changed(shows: Shows, context: BrowserCon
     tab = shows(audit(EIGHT, []))
     assert not tab.page.locator("#other_node").is_visible()
     answering(context, replace(audit(EIGHT, [], age=0), node="other"))
-    eventually(tab.page.locator("#other_node").is_visible, "it is said")
+    eventually(tab.page.locator("#other_node").is_visible, "the page says so")
     assert "reload this page" in texts(tab, "#other_node")[0]
 
 

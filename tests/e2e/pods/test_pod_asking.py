@@ -115,7 +115,7 @@ def test_the_files_of_init_are_used_where_no_daemon_can_answer(pod: Pod, tmp_pat
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=str)
-def test_with_only_files_run_pins_to_the_cpus_near_the_gpus_or_not_at_all(
+def test_run_with_only_files_pins_to_the_cpus_near_the_gpus_or_does_not_pin(
     pod: Pod, shell: list[str]
 ) -> None:
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "1"}

@@ -44,7 +44,7 @@ class Node:
 
 
 def task_prolog(node: Node, env: Mapping[str, str], before: str = BOTH) -> tuple[str, str]:
-    """Return task_prolog.sh's output, and the task's CPUs afterwards; `before`: the CPUs before it.
+    """Return task_prolog.sh's output, and the task's CPUs afterwards; `before`: the CPUs at first.
 
     Slurm reads both streams: stderr must have no line that Slurm would apply.
     """

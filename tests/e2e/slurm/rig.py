@@ -301,7 +301,7 @@ LAYERED = (HERE / "layered.sh").read_text()
 
 @contextmanager
 def entered(setup: Setup, folder: Path) -> Iterator[Sequence[str]]:
-    """Yield the prefix of a command in a release of Slurm, whose layers are in the folder.
+    """Yield the prefix of a command in a release of Slurm; the folder is for the root's layers.
 
     The last words are options of nsenter: root can add --setuid and --setgid.
     """

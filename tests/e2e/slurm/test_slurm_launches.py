@@ -53,7 +53,7 @@ TOGETHER = {
     "one GPU for all": ["--ntasks=2", "--gres=gpu:small:1"],
     "tasks per GPU": ["--ntasks=2", "--gpus=1", "--ntasks-per-gpu=2"],
 }
-#: Both tasks have one GPU. The job's other CPU is near its other GPU, for another step.
+#: Both tasks have the same GPU. The job's other CPU is near the other GPU, for another step.
 ONTO_ONE = [*TWO, "--gpu-bind=map_gpu:{1},{1}"]
 BINDS = ("map_cpu:0,1", "mask_cpu:0x1,0x2", "rank_ldom")
 #: Tasks that affinityd leaves as they are.
@@ -97,7 +97,7 @@ def sees_all(setup: Setup, style: str) -> bool:
 
 
 def words_for(setup: Setup, words: list[str]) -> list[str]:
-    """Return options with Slurm's numbers of GPUs; if devices are constrained, with the job's."""
+    """Return options with Slurm's numbers of GPUs, or, if devices are constrained, the job's."""
     is_constrained = setup.constrain_devices and "cgroup" in setup.task_plugin
     names = (0, 1, "0x1", "0x2") if is_constrained else (2, 3, "0x4", "0x8")
     return [word.format(*names) for word in words]

@@ -69,7 +69,7 @@ def installed(folder: Path, unit: str, drop_ins: Mapping[str, str]) -> Path:
 
 @contextmanager
 def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator[Daemon]:
-    """Start the unit in a manager, with `command`, run by this Python, instead of its own.
+    """Start the unit in a manager; this Python runs `command` in place of the unit's own.
 
     `drop_ins`: file name → text. The unit's /run is FOLDER/run; the yielded value can be
     asked if the command is a daemon.
@@ -119,7 +119,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 def test_the_unit_s_security_exposure_is_limited(tmp_path: Path) -> None:
     if "--offline" not in ran("systemd-analyze", "--help").stdout:
-        pytest.skip("only systemd 250 and newer judges a unit that is not installed")
+        pytest.skip("only systemd 250 and newer judge a unit that is not installed")
     unit = installed(tmp_path, UNIT.read_text(), {})
     security = ("systemd-analyze", "security", "--offline=true", "--no-pager")
     printed(*security, "--threshold=21", unit)

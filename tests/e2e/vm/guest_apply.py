@@ -103,8 +103,8 @@ def callers() -> dict[str, Any]:
     below = group / "step"
     below.mkdir(exist_ok=True)  # without the controller, it has no cpuset of its own
     return {
-        "asks for more than a cpuset": allowed(group, "cpuset=0-31"),
-        "has a mask below a cpuset": allowed(below, "whose=caller", "taskset", "-c", "6-7"),
+        "a request beyond the cpuset": allowed(group, "cpuset=0-31"),
+        "a mask in a child cgroup": allowed(below, "whose=caller", "taskset", "-c", "6-7"),
     }
 
 

@@ -106,13 +106,13 @@ def look_at_pods(node: "Node") -> Document:
 
 
 def exec_threads(group: Path, *options: str) -> Ended:
-    """Run `exec --threads` in a cgroup; its command prints the CPUs and the number of threads."""
+    """Run `exec --threads` in a cgroup, with a command that prints its CPUs and threads."""
     told = "echo $AFFINITYD_CPULIST $OMP_NUM_THREADS"
     return affinityd("exec", "--threads", *options, "--", "sh", "-c", told, group=group)
 
 
 def look_at_partition(node: "Node", pod: "Program") -> Document:
-    """Take a partition's CPUs from the pods, and resize a pod; return the CPUs of both."""
+    """Take a partition's CPUs from pods, resize a pod, and return the CPUs inside and outside."""
     beside_all = make_partition()
     node.run("systemctl", "set-property", "kubepods.slice", f"AllowedCPUs={OTHER_CPUS}")
     beside_others = make_partition()
@@ -150,7 +150,7 @@ class Program:
         return (self.group / "cpuset.cpus").read_text().strip()
 
     def opens(self, gpu: int) -> str:
-        """Return the error of a process in the container that opens a GPU; ENXIO: allowed."""
+        """Open a GPU as a process of the container; return the error, which is ENXIO if allowed."""
         child = os.fork()
         if child == 0:
             try:

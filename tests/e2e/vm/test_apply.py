@@ -38,8 +38,8 @@ def test_the_next_answer_uses_the_cpus_that_are_online(seen: Document) -> None:
 
 def test_callers_are_known_by_their_cgroups(seen: Document) -> None:
     assert seen["callers"] == {
-        "asks for more than a cpuset": {"cpulist": "5-9", "source": "request", "within": "5-9"},
-        "has a mask below a cpuset": {"cpulist": "6-7", "source": "caller", "within": "5-9"},
+        "a request beyond the cpuset": {"cpulist": "5-9", "source": "request", "within": "5-9"},
+        "a mask in a child cgroup": {"cpulist": "6-7", "source": "caller", "within": "5-9"},
     }
 
 

@@ -78,7 +78,7 @@ def test_the_facts_of_a_process_equal_the_kernel_s() -> None:
     assert (thread.last_cpu, thread.cpu_ticks) == (stat.last_cpu, stat.cpu_ticks)
 
 
-def test_descendants_follow_their_holder_in_order_and_have_all_of_the_holder_s_gpus() -> None:
+def test_descendants_come_after_their_holder_and_have_all_gpus_of_the_holder() -> None:
     with program(FAMILY, "3", "2") as child, sleeping() as other:
         found = family(Holding(child.pid, OTHER, beside=(GPU,)), 5)
         first, second = children_of(child.pid)

@@ -86,7 +86,7 @@ def test_an_error_is_one_line_on_stderr(run: Run, words: str, code: str, line: s
     assert err.startswith(f"affinityd{line}")
 
 
-def test_on_a_machine_without_a_gpu_plan_suggests_to_name_a_machine(
+def test_plan_on_a_machine_without_a_gpu_suggests_another_machine(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores = (Core((0,), node=0, package=0, die=0, llc=0),)

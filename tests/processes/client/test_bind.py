@@ -126,7 +126,7 @@ def test_variables_apply_to_arguments_that_are_not_given(
     assert python(f"b = affinityd.bind({call}); say(sorted(b.cpus))", unique)[0] == cpus
 
 
-def test_running_threads_are_pinned_and_later_threads_inherit_that(here: Mapping[str, str]) -> None:
+def test_running_threads_are_pinned_and_new_threads_inherit_masks(here: Mapping[str, str]) -> None:
     said = python(
         "e = threading.Event()\n"
         "threads = [threading.Thread(target=e.wait) for _ in range(9)]\n"

@@ -153,7 +153,7 @@ peer = peer_of(accepted)
 before = caller_of(peer)
 os.write(end, b"x")
 os.waitpid(first, 0)
-time.sleep(0.05)  # the kernel counts starts in 10 ms
+time.sleep(0.05)  # starts are known in steps of 10 ms
 open("/proc/sys/kernel/ns_last_pid", "w").write(str(first - 1))
 second = child(lambda: time.sleep(60))
 print(second == first, before is not None, caller_of(peer))

@@ -70,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def lines(page: str, place: int, **names: str) -> list[str]:
     """Return the commands of a page's `sh` block, by its position among these.
 
-    Lines with `image=` are left out: the node has the image. `names`: words to replace.
+    Lines with `image=` are left out: the node has the image. `names`: a word → its replacement.
     """
     blocks = [it.text for it in BLOCKS if (it.page, it.kind) == (f"docs/{page}.md", "sh")]
     text = blocks[place].replace("\\\n", " ")

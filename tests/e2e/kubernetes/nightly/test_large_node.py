@@ -57,7 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def asking(where: str) -> dict[str, Any]:
-    """Return the spec of a pod that asks for the CPUs by the container's `where`, or by the pod."""
+    """Return a pod's spec that has the amounts in its container's `where`, or in the pod itself."""
     one = {**container("one", gpus=0, **BOTH_GPUS), "resources": {}}
     amounts = {"cpu": f"{CPUS}", "memory": "64Mi"}
     resources = {"requests": amounts, "limits": amounts}

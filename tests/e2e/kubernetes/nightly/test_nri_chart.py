@@ -34,7 +34,7 @@ from tests.support.tiny import BOTH, FAR
 
 pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 
-#: A way to give GPU 1 → the resource whose device plugin uses it. The CPUs FAR are near GPU 1.
+#: A way to give GPU 1 → the resource of the plugin that does so. FAR are the CPUs near GPU 1.
 WAYS = {way: f"{way}.example.com/gpu" for way in ("file", "variable", "cdi")}
 DRIVER = "gpu.example.com"
 #: GPU 1 as devices of CDI: one for the device plugin, one for the driver of DRA.
