@@ -33,7 +33,7 @@ def asked(expr: str, series: Series, minutes: int, answers: Mapping[str, float])
 
 
 def alerted(alert: str, series: Series, minutes: int, summaries: Mapping[str, str]) -> Played:
-    """Return a test: the alert fires with these labels, which are keys in JSON, and summaries."""
+    """Return a test: the alert fires once for each pair of labels, in JSON, and a summary."""
     rule = ALERTS[alert]
     alerts = [
         {

@@ -147,7 +147,7 @@ def test_links_lead_to_existing_dashboards(board: Board) -> None:
 
 # The GPU-hours of the fleet dashboard's table of jobs, played by promtool.
 
-WINDOW, NOW = 7200, 80  #: seconds, and the minute of the question
+WINDOW, NOW = 7200, 80  #: the seconds of the window, and the minute of the query
 SLURM = {"scheduler": "slurm", "job_id": "4711"}
 POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "team", "pod": "train-0"}
 GOOD = {"scheduler": "slurm", "job_id": "4712"}
@@ -157,7 +157,7 @@ HOUR = "0+60x60 3600x5 stale"  #: an hour on one GPU; five minutes later the dae
 def daemon_series(
     place: Mapping[str, str], job: Mapping[str, str], held: str, **far: str
 ) -> Series:
-    """Return a daemon's series of a job: the seconds of its GPUs, and far seconds by cause."""
+    """Return a daemon's series of a job: the seconds on GPUs, and the far seconds by cause."""
     name, names = "affinityd_job_{}gpu_seconds_total", {**place, **job}
     by_cause = {cause: far.get(cause, "0x65 stale") for cause in ("allocation", "mask")}
     return {f"{name.format('')}{labels(names)}": held} | {

@@ -55,7 +55,7 @@ ADMISSION = (FOLDER / "policies" / "mutating-admission-policy.yaml").read_text()
 
 def test_every_field_of_the_admission_policy_is_known_to_kubernetes() -> None:
     for version, api in ((NEWEST, "v1"), ("1.36", "v1"), ("1.35", "v1beta1"), ("1.34", "v1beta1")):
-        assert f"admissionregistration.k8s.io/{api}" in ADMISSION  # named in its first lines
+        assert f"admissionregistration.k8s.io/{api}" in ADMISSION  # the file's first lines name it
         validate(loaded(ADMISSION.replace("k8s.io/v1\nkind", f"k8s.io/{api}\nkind")), version)
 
 

@@ -20,7 +20,7 @@ USER = 65532  #: the user of the image's daemon
 UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: options for the chart's privileges
 SOCKETS = "/run/affinityd"  #: the folder of the daemon's socket, in the container
 ROOT = "/machine"  #: the path of a captured machine, in the container
-PID = "pid"  #: the file, beside a container's log, with the pid of its first process
+PID = "pid"  #: the file beside a container's log that has the pid of the first process
 
 
 _numbers = itertools.count()

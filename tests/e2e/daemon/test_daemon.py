@@ -80,7 +80,7 @@ def test_a_daemon_from_start_to_end(tmp_path: Path) -> None:
     assert daemon.complaints == []
 
 
-def test_another_process_on_the_socket_is_not_disturbed_and_is_named(tmp_path: Path) -> None:
+def test_another_process_that_listens_is_named_and_not_disturbed(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind(os.fspath(tmp_path / "affinityd.sock"))
         stranger.listen()
@@ -90,16 +90,16 @@ def test_another_process_on_the_socket_is_not_disturbed_and_is_named(tmp_path: P
 
 
 def test_changes_of_the_machine_are_published_and_logged(tmp_path: Path) -> None:
-    """The suite of faults checks that later answers use the change."""
+    """tests/e2e/faults checks that later answers use the changed machine."""
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
     with running(tmp_path, "--root", str(tree)) as daemon:
-        eventually(daemon.socket.with_name("node.json").exists, "it is published, after the log")
+        eventually(daemon.socket.with_name("node.json").exists, "node.json is published")
         notices = daemon.says("warning:")
         assert notices
         (tree / ONLINE).write_text(f"{FEWER}\n")
         assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
         eventually(lambda: daemon.says("(generation 2)"), "the log says so")
-        eventually(lambda: daemon.node_file["topology"]["online"] == FEWER, "it is published")
+        eventually(lambda: daemon.node_file["topology"]["online"] == FEWER, "the file is published")
         (tree / GPU / "numa_node").write_text("5\n")
         assert daemon.plan("gpus=0")["ranks"][0]["home_node"] == 3
         driver = tree / "proc/driver/nvidia/version"
@@ -139,7 +139,7 @@ def test_a_wrong_setting_is_an_error_of_one_line(
     assert not (tmp_path / "affinityd.sock").exists()
 
 
-def test_without_the_daemon_extra_serve_names_the_extra_and_plan_works(tmp_path: Path) -> None:
+def test_serve_names_a_missing_extra_and_plan_works_without_the_extra(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
 
     bare = (tmp_path / "bare/bin/python", "-m", "affinityd")

@@ -1,4 +1,4 @@
-"""The daemon's addresses: another process listens at its socket's path, or its TCP address.
+"""The daemon's addresses: another process listens at the socket's path, or at the TCP address.
 
 tests/e2e/systemd and tests/e2e/fuzz check that the daemon ends when its socket is deleted.
 """

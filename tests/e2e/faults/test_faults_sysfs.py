@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_the_earlier_node_json(tmp_path: Path, small_disk: Pa
         filler.unlink()
         published.unlink()
         daemon.signal(signal.SIGHUP)
-        eventually(published.exists, "it is written again, as after it was deleted")
+        eventually(published.exists, "node.json is written again")
         assert read_node(published).generation == 2
         assert len(daemon.says(line)) == 1
         assert daemon.stop() == 0
@@ -173,10 +173,10 @@ def test_the_last_scan_is_kept_while_nvml_hangs_in_a_scan(tmp_path: Path) -> Non
         node.running("--scan-interval", "1") as daemon,
         asking(daemon.socket, node.topology, queries=LIVE_QUERIES) as asked,
     ):
-        eventually(lambda: daemon.get("/audit").status == 200, "it has looked")
+        eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
         node.says(of_gpu=HANGS_IN_A_SCAN)
         (scans,) = children_of(daemon.process.pid)
-        eventually(lambda: children_of(scans), "it is asked")
+        eventually(lambda: children_of(scans), "NVML is asked")
         last = daemon.get("/audit").json["time"]
         asked.more()
         assert daemon.get("/audit").json["time"] == last

@@ -101,7 +101,7 @@ def _mutated(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401 - JSON of any 
 
 
 def read_or_refused(read: Callable[[], object], *refusals: type[Exception]) -> Exception | None:
-    """Read an input: that must end soon, with a result or with an error of one line.
+    """Read an input: the reader must soon return, or raise an error of one line.
 
     Return the error if it is one of `refusals`; any other exception is a finding.
     """

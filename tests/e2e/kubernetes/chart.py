@@ -138,7 +138,7 @@ class Job:
     name: str
 
     def start(self, command: Sequence[str] = LOOKS, *, held: bool = False) -> None:
-        """Create the pod; `held`: it waits for `go` between its init container and its program."""
+        """Create the pod; `held`: the pod waits for `go` before its program starts."""
         mounts = [
             {"name": "affinity", "mountPath": "/affinity"},
             {"name": "affinityd", "mountPath": "/run/affinityd", "readOnly": True},

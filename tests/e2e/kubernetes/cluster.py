@@ -254,7 +254,7 @@ def _give_programs(folder: Path) -> None:
 
 @contextmanager
 def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iterator[None]:
-    """Announce GPUs, id → NUMA node, to kubelet; `first` is the device minor of the first GPU."""
+    """Announce GPUs (id → NUMA node) to kubelet; `first` is the device minor of the first GPU."""
     minors = range(first, first + len(devices))
     words = [
         f"{it}={node}:/rig/dev/nvidia{minor}:/dev/nvidia{minor}"

@@ -16,7 +16,7 @@ from tests.e2e.kubernetes.cluster import CHROOT
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.tiny import tiny
 
-FOLDER = "/rig/machine"  #: of the machine's files, on the node
+FOLDER = "/rig/machine"  #: the folder of the machine's files, on the node
 _HERE = CHROOT / FOLDER.lstrip("/")
 _KFD = _HERE / "sys/class/kfd/kfd"
 DRM, MINOR = 226, 128  #: of /dev/dri/renderD128, kernel Documentation/admin-guide/devices.txt

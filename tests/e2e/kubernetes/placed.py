@@ -96,7 +96,7 @@ def near(process: Process) -> str:
 
 
 def check(process: Process) -> None:
-    """Check that a process has near CPUs if its cpuset has any, and reports them."""
+    """Check that a process has near CPUs if its cpuset has any, and that its variables agree."""
     is_local = parse_list(near(process)) <= parse_list(process.cpuset)
     assert process.cpus == (near(process) if is_local else process.cpuset)
     assert process.environment["AFFINITYD_CPULIST"] == process.cpus
@@ -120,7 +120,7 @@ STAYS = "; import sys, time; sys.stdout.flush(); time.sleep(1e5)"
 
 
 def load_example(name: str, daemon: str) -> list[dict[str, Any]]:
-    """Return the objects of an example, adapted to the node; `daemon`: the address of its pod.
+    """Return an example's objects, adapted to the node; `daemon`: the address of the daemon's pod.
 
     Images, volumes, variables and commands are unchanged, except the address of the Service, which
     has no DNS here, and the rule that a pair runs on two nodes.

@@ -231,7 +231,7 @@ def test_the_page_is_accessible_and_nothing_is_cut_off(
     context.close()
 
 
-def test_a_cpu_of_several_ranks_shows_all_of_them(open_tab: Callable[..., Tab]) -> None:
+def test_a_cpu_of_several_ranks_shows_all_these_ranks(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab(query="?gpus=0,1&ranks=4")
     tab.comes_to_show("gpus=0,1&ranks=4")
     cpu = tab.picture.locator('.cpu[data-name="48"]')

@@ -35,7 +35,7 @@ for path in sys.stdin:
     except OSError as error:
         print("{}", flush=True)
 """
-#: A new program: if a program only changed its user, its files in /proc would stay root's, proc(5).
+#: Starts a new program: if a process only changes its user, its /proc files stay root's, proc(5).
 AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
 
 

@@ -1,4 +1,4 @@
-"""A feature works with only its needs; without an item only features that need it fail."""
+"""A feature works with only its needs; without an item only features that need the item fail."""
 
 import re
 from collections.abc import Iterator

@@ -102,7 +102,7 @@ def node(
 ) -> Iterator[Node]:
     """Run a node with four GPUs on the two CPUs of this machine.
 
-    Its folder has `machine`, the files of the machine, and `scripts`, as a site copies them.
+    The node's folder has `machine`, the machine's files, and `scripts`, as a site copies them.
     """
     with open_folder("node-") as folder:
         machine = machine or tiny(*GPU_NODES, minors=MINORS)

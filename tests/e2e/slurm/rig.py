@@ -65,7 +65,7 @@ class Setup:
     constrain_devices: bool = False
     conf: Sequence[str] = ()  #: more lines of slurm.conf
     nodes: int = 1  #: all alike, each on all CPUs of this machine
-    topology: str = ""  #: of a node whose CPUs are not all alike: Sockets=2 …
+    topology: str = ""  #: the layout of a node's CPUs, like Sockets=2 …; empty: all CPUs are alike
     hwloc: str = ""  #: the hardware that slurmd sees, in the form of HWLOC_SYNTHETIC, hwloc(7)
     state: str = "idle"  #: the state that the node must reach
     gres_conf: str | None = None  #: text of gres.conf; None: a line for each GPU, without Cores=

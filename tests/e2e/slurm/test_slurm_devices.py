@@ -68,7 +68,7 @@ def test_gres_conf_and_detected_gpus_differ_only_in_order(node_by_uuid: Node) ->
 (SETTING,) = re.findall("printf '(AFFINITYD_NICS=.*)\\\\n'", (SCRIPTS / "README.md").read_text())
 
 LOOK = ("/bin/sh", "-c", "echo ${UCX_NET_DEVICES-none} ${NVSHMEM_HCA_LIST-none}")
-#: NICs of the GPUs 0 and 1, which are on two nodes: NCCL begins with these NICs, too.
+#: What a task on GPU 0 and one on GPU 1 are told, and what the batch script with both is told.
 OWN, BOTH = ["mlx5_0:1 mlx5_0:1", "mlx5_2:1 mlx5_2:1"], "mlx5_0:1,mlx5_2:1 mlx5_0:1,mlx5_2:1"
 NONE = ["none none"] * 2
 

@@ -64,7 +64,7 @@ def nodes(tiny_daemon: Daemon) -> Iterator[Mapping[str, Slurm]]:
 
 
 def run(made: Slurm, script: str, folder: Path = REPOSITORY) -> str:
-    """Return the output of root's shell on the node, in a checkout; it must succeed."""
+    """Return the output of root's shell on the node, in a checkout; the shell must succeed."""
     return printed(made.folder, *made.on_node(f"cd {folder}\n{script}"))
 
 

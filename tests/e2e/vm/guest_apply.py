@@ -158,7 +158,7 @@ def memory_of(ended: Ended) -> dict[str, Any]:
 
 
 def shrinking() -> dict[str, Any]:
-    """Return a rank's mask, and the findings about it, as its cpuset shrinks and grows."""
+    """Return a rank's mask, and the findings about the rank, as its cpuset shrinks and grows."""
     group = cgroup("job", cpus="8-15")
     with running(program("rank"), group=group, cpus="12-15") as pid:
 

@@ -56,7 +56,7 @@ def own_gpus(gpus: Sequence[int], number: int, tasks: int) -> Sequence[int]:
 
 
 @pytest.mark.parametrize("run", RUNS, ids=", ".join)
-def test_every_task_keeps_its_number_of_cpus_and_none_overlap(seen: Document, run: Run) -> None:
+def test_every_task_keeps_its_number_of_cpus_and_no_cpu_is_shared(seen: Document, run: Run) -> None:
     tasks = tasks_of(seen, run)
     assert not are_overlapping([task.before for task in tasks]), "Slurm made slices"
     assert [len(task.after) for task in tasks] == [len(task.before) for task in tasks]

@@ -109,7 +109,7 @@ def test_tree_pins_descendants_too_and_force_pins_all_threads(capsys: Capture) -
     assert lines[2].startswith(left_alone)
 
 
-def test_pin_cpus_makes_no_plan_and_fails_if_the_mask_is_smaller(
+def test_pin_with_cpus_makes_no_plan_and_fails_if_the_mask_is_smaller(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tmp_path / "nowhere"))

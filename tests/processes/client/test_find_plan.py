@@ -124,7 +124,7 @@ NO_DAEMON = [
         (http("200 OK", b"\xff"), "is not affinityd: "),
         (http("500 Oh", b"a\nb\x1b[2J"), "answered 500: 'a\\nb\\x1b[2J'"),
         (http("503 Oh", b"x" * 999), "answered 503: 'xxx"),
-        (http("422 Oh", b""), "answered 422: ''"),  # a refusal's status without its words
+        (http("422 Oh", b""), "answered 422: ''"),  # a refusal without a message
         (lambda _connection, _over: None, ""),  # closes at once
     ],
     ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else "",

@@ -195,11 +195,11 @@ def test_a_port_that_goes_down_and_a_new_device_change_the_next_plan(tmp_path: P
         assert named(daemon) == ["mlx5_0"]
         state = tree / "sys/class/infiniband/mlx5_0/ports/1/state"
         state.write_text("1: DOWN\n")
-        eventually(lambda: "mlx5_0" not in named(daemon), "it is not named")
+        eventually(lambda: "mlx5_0" not in named(daemon), "the port is not named")
         write_tree(replace(A100, nics=(second,)), tree)
-        eventually(lambda: named(daemon) == ["mlx5_1"], "the one that came is named")
+        eventually(lambda: named(daemon) == ["mlx5_1"], "the new port is named")
         state.write_text("4: ACTIVE\n")
-        eventually(lambda: named(daemon) == ["mlx5_0", "mlx5_1"], "and the first again")
+        eventually(lambda: named(daemon) == ["mlx5_0", "mlx5_1"], "the first port is named again")
         generation = json.loads(daemon.get("/topology").text)["generation"]
         assert generation >= 4  # more if a look falls between two files that are written here
         kept = daemon.socket.parent / "node.json"  # written after the new plans

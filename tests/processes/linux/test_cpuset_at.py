@@ -20,7 +20,7 @@ print("none" if found is None else format_list(found))
 """
 #: In a cgroup, and a namespace of cgroups, of its own; the node's hierarchy is mounted as before.
 ENTER = 'echo $$ >"$0/cgroup.procs" && exec unshare --cgroup --mount "$@"'
-#: As the daemon's container without a mount of the node's cgroups: the own cgroup is the root.
+#: As in a container without a mount of the node's cgroups: the container's cgroup is the root.
 ALONE = (
     "cd /sys/fs/cgroup && umount cpuset && mount -t cgroup -o cpuset none cpuset && "
     'cd "$OLDPWD" && exec "$@"'
@@ -36,7 +36,7 @@ def test_a_pod_s_cpuset_is_read_only_in_the_node_s_hierarchy() -> None:
         within = ("sh", "-c", ENTER, os.fspath(own))
         assert said(CODE, path, within=within).strip() == FAR
         alone = (*within, "sh", "-c", ALONE, "sh")
-        assert said(CODE, path, within=alone).strip() == "none", "the own cgroup has no pod"
+        assert said(CODE, path, within=alone).strip() == "none", "this hierarchy has no pod"
     assert format_list(cpuset_at("/") or ()) == BOTH
     with cgroup("a.slice", "a-b.slice", cpus=FAR):
         assert format_list(cpuset_at("a-b.slice") or ()) == FAR, "as systemd's driver names a pod's"

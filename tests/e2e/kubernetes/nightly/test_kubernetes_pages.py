@@ -68,7 +68,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def lines(page: str, place: int, **names: str) -> list[str]:
-    """Return the commands of a page's `sh` block, by its position among these.
+    """Return the commands of the `sh` block at this place among a page's `sh` blocks.
 
     Lines with `image=` are left out: the node has the image. `names`: a word → its replacement.
     """
