@@ -11,7 +11,7 @@ from affinityd.text import node_name, quote
 
 CpuSet = frozenset[int]
 
-#: The largest NR_CPUS of any kernel; so `0-4294967295` does not become a set.
+#: The largest NR_CPUS of any kernel: the limit keeps `0-4294967295` from becoming a set.
 MAX_CPUS = 8192
 
 #: Characters around a value in a kernel file; some kernels leave a NUL in it.
@@ -109,7 +109,7 @@ def several(noun: str, numbers: Iterable[int]) -> str:
 
 
 def named_nodes(numbers: Collection[int | None]) -> str:
-    """Return `node 3`, or `nodes 3-5`; None is the node of the CPUs that no node lists."""
+    """Return `node 3`, or `nodes 3-5`; None stands for the CPUs that no node lists."""
     numbered = [number for number in numbers if number is not None]
     parts = []
     if numbered:

@@ -1,7 +1,7 @@
 """Discovery: a machine's files and NVML's answers, joined to a Topology.
 
-`cpus`, `pci` and `nics` read kernel folders, `gpus` the files of the vendors' drivers, `nvml` calls
-NVIDIA's library. They read only the facts that a plan needs.
+`cpus` and `pci` read kernel folders, `gpus` reads the files of the vendors' drivers, and `nvml`
+calls NVIDIA's library. They read only the facts that a plan needs.
 """
 
 # ruff: noqa: PTH112, PTH113, PTH119 - importing pathlib takes longer than reading a machine
@@ -36,7 +36,7 @@ NVML_FILE = "nvml.json"
 def open_tree(root: str, node_name: str | None = None) -> Tree:
     """Open `/`, or the folder of a captured machine: the folder's name is the machine's.
 
-    `node_name` is the name of the machine in `/`: in a container uname(2) has the container's.
+    `node_name` is the name of the machine in `/`: in a container uname(2) returns another name.
     Raises TreeError where there is no machine.
     """
     path = os.path.realpath(root)
@@ -67,11 +67,11 @@ def snapshot_nvml(tree: Tree) -> NvmlReport | None:
 
 
 def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
-    """Read a machine, once. `nvml`: NVML's report; None: it was not called.
+    """Read a machine, once. `nvml` is NVML's report; None: NVML was not called.
 
     Parts that a tree lacks are missing in the topology, and named in its notices. Raises TreeError
-    if no CPU is found, FailingFileError where a file cannot be read: without it a GPU could seem to
-    be elsewhere, or to be another one.
+    if no CPU is found, FailingFileError where a file cannot be read: without that file a GPU could
+    seem to be on another node, or to be another GPU.
     """
     tree.broken.clear()
     online = cpus.read_online(tree)
@@ -92,7 +92,7 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
         notices.append("The kernel shows no NUMA nodes: all CPUs are treated as one node")
     elif unlisted:
         listed = format_list(unlisted)
-        notices.append(f"CPUs {listed} are in no NUMA node: treated as one, far from all others")
+        notices.append(f"CPUs {listed} are in no NUMA node: treated as one node, far from all others")
     notices += gpu_notices
     if not placed:
         said = nvml and nvml.said

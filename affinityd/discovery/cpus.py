@@ -16,7 +16,7 @@ from affinityd.topology.model import Core, NumaNode
 
 
 def read_online(tree: Tree) -> CpuSet:
-    """Read `cpu/online`; on a tree without it, the CPUs that have a topology and are not off."""
+    """Read `cpu/online`; without that file, take the CPUs that have a topology and are not off."""
     online = read_cpus(tree, f"{CPUS}/online")
     if online:
         return online
@@ -34,7 +34,7 @@ def read_possible(tree: Tree, online: CpuSet) -> CpuSet:
 
 
 def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tuple[Core, ...]:
-    """Read the online CPUs' cores, by their lowest CPU, from the files of one CPU of each core."""
+    """Read the cores of the online CPUs, in the order of each core's lowest CPU."""
     cache_of: dict[int, int] = {}  # CPU → the lowest CPU that shares its last-level cache
     groups: dict[tuple[object, ...], int] = {}  # shared cache of an LLC group → lowest CPU
     cores: list[Core] = []
@@ -69,7 +69,7 @@ def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tu
 
 
 def _read_slow(tree: Tree, online: CpuSet) -> CpuSet:
-    """Return the CPUs of slower kinds: by cpu_atom of Intel's hybrid CPUs, or by cpu_capacity."""
+    """Return the CPUs that are slower than others, by Intel's cpu_atom, else by cpu_capacity."""
     atoms = read_cpus(tree, "sys/devices/cpu_atom/cpus")  # the efficient cores of hybrid CPUs
     if atoms is not None:
         return atoms & online
@@ -117,7 +117,7 @@ def read_nodes(tree: Tree) -> tuple[NumaNode, ...]:
 
 
 def read_node_of_cpu(tree: Tree, nodes: tuple[NumaNode, ...], online: CpuSet) -> Mapping[int, int]:
-    """Return CPU → its node, the lowest that lists it; a CPU that no node lists is missing."""
+    """Return CPU → the lowest node that lists it; a CPU that no node lists is missing."""
     node_of_cpu: dict[int, int] = {}
     for node in nodes:
         if not online:

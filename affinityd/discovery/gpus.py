@@ -1,7 +1,7 @@
-"""Which PCI devices are GPUs, and each one's vendor and index.
+"""Which PCI devices are GPUs, and the vendor and index of each GPU.
 
-NVIDIA's GPUs are NVML's list if NVML answers; else the GPUs on the bus, in bus order, as in
-NVML's list. AMD's are numbered as ROCm numbers them: in the order of KFD's nodes.
+NVIDIA's GPUs are those of NVML's list if NVML answers, else those on the PCI bus; both are in bus
+order. AMD's GPUs are numbered as ROCm numbers them: in the order of KFD's nodes.
 
 Sources: the NVIDIA driver's README, "The /proc Interface"; MIG User Guide, "Device Nodes and
 Capabilities"; kernel drivers/gpu/drm/amd/amdkfd/kfd_topology.c (node_show,
@@ -37,7 +37,7 @@ class DriverGpu(NamedTuple):
 
 
 def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
-    """Return PCI address → the driver's facts of its GPU."""
+    """Return PCI address → the driver's facts of the GPU there."""
     names = ("Model", "GPU UUID", "Device Minor", "GPU Excluded")
     gpus = {}
     for address in tree.list(DRIVER_GPUS, is_pci_address):
@@ -65,7 +65,7 @@ def nvidia_addresses(driver_gpus: Mapping[str, DriverGpu], nvml: NvmlReport | No
 def _by_driver(
     devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu], why: str
 ) -> tuple[list[Gpu], list[str]]:
-    """Return NVIDIA's GPUs by its driver, and notices; `why`: the reason not to use NVML's list."""
+    """Return NVIDIA's GPUs with the driver's facts, and notices; `why`: why NVML is not used."""
     gpus: list[Gpu] = []
     notices = []
     if devices:
@@ -91,12 +91,12 @@ def _by_driver(
 def _by_nvml(
     listed: Sequence[NvmlGpu], devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu]
 ) -> tuple[list[Gpu], list[str]]:
-    """Join GPUs of NVML and the driver to PCI devices by address, lost ones by elimination."""
+    """Join NVML's GPUs to PCI devices by address; GPUs without one are joined by elimination."""
     at = {device.address: device for device in devices}
     device_of = {gpu.index: at[gpu.pci_bus_id] for gpu in listed if gpu.pci_bus_id in at}
     lost = [gpu.index for gpu in listed if gpu.pci_bus_id is None]
     left = [device for device in devices if device not in device_of.values()]
-    # Lost GPUs and devices left are in bus order: equal numbers of them pair in one way only.
+    # Lost GPUs and left devices are in bus order: if they are equally many, the order pairs them.
     if len(lost) == len(left):
         device_of.update(zip(lost, left, strict=True))
         left = []
@@ -133,7 +133,7 @@ KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
 def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
-    """Return AMD's GPUs by KFD's nodes, one for each partition, then unlisted ones; and notices."""
+    """Return AMD's GPUs (one for each node of KFD, a partition; then unlisted ones) and notices."""
     at = {device.address: device for device in devices}
     kfd_names = ("simd_count", "location_id", "domain", "unique_id", "drm_render_minor")
     found: list[tuple[PciDevice, dict[str, Any]]] = []
@@ -141,7 +141,7 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
         fields = read_fields(tree, f"{KFD_NODES}/{node}/properties", *kfd_names)
         simds, place, domain, unique_id, minor = (number(fields.get(name)) for name in kfd_names)
         if simds and place is not None:  # a GPU that no device cgroup hides
-            # A partition's number is in the highest bits, or in place of the function (0).
+            # A partition's number is in location_id's highest bits, or replaces the function (0).
             bus = place >> 8 & 0xFF
             slot = place >> 3 & 0x1F
             function = place & 0x7
@@ -177,7 +177,7 @@ def read_gpus(
     driver_gpus: Mapping[str, DriverGpu],
     nvml: NvmlReport | None,
 ) -> tuple[list[Gpu], list[str]]:
-    """Return the GPUs by vendor and index, without their NUMA nodes, and notices for people."""
+    """Return the GPUs, sorted by vendor and index, without their NUMA nodes, and notices."""
     nvidias = nvidia_addresses(driver_gpus, nvml)
     groups: dict[str, list[PciDevice]] = {name: [] for name in VENDORS.values()}
     for device in devices:
@@ -217,7 +217,7 @@ def _computes(device: PciDevice) -> bool:
     """Return whether a PCI device computes. A graphics unit of Intel's CPUs, on bus 0, does not."""
     if device.base_class == ACCELERATOR:
         return True
-    is_virtual = device.vendor in {"1af4", "1b36"}  # a virtual display, also with the classes below
+    is_virtual = device.vendor in {"1af4", "1b36"}  # virtual displays, which may have these classes
     if device.base_class != DISPLAY or is_virtual:
         return False
     if device.class_code in {0x0302, 0x0380}:  # GPUs without a display

@@ -26,7 +26,7 @@ class Machine:
     def __init__(
         self, settings: Settings, query_nvml: Callable[[float], NvmlReport] | None = None
     ) -> None:
-        """Open the machine. `query_nvml` calls NVML within so many seconds. Raises TreeError."""
+        """Open the machine. `query_nvml` calls NVML; it takes a timeout. Raises TreeError."""
         self._query_nvml = query_nvml
         self._shipped = machines.load(settings.machine) if settings.machine else None
         self._tree: Tree | None = (
@@ -46,14 +46,14 @@ class Machine:
 
     @property
     def is_live(self) -> bool:
-        """Whether it is the machine on which this runs."""
+        """Whether it is the machine on which this process runs."""
         return self._tree is not None and self._tree.live
 
     def query_drivers(self, timeout: float = READING_SECONDS) -> None:
         """Query NVML, or read a snapshot's report.
 
-        NVML is called only if its driver is loaded: otherwise NVML would load one, even during the
-        driver's upgrade. If NVML fails, its last answer by the same driver is kept.
+        NVML is called only if its driver is loaded: otherwise NVML would load it, even during an
+        upgrade of the driver. If NVML fails, its last answer is kept while the driver is the same.
         """
         if self._tree is None:
             return
@@ -81,7 +81,7 @@ class Machine:
     def read(self) -> Topology:
         """Return the machine's topology. Raises TreeError."""
         if self._tree is None:
-            assert self._shipped is not None  # noqa: S101 - one of the two is there
+            assert self._shipped is not None  # noqa: S101 - set if there is no tree
             return self._shipped
         topology = discover(self._tree, self.report)
         report = self.report

@@ -33,7 +33,7 @@ class PciDevice(NamedTuple):
     class_code: int | None = None  #: class >> 8: base class and subclass, 0x0302
     vendor: str | None = None  #: vendor, four hex digits
     device: str | None = None  #: device, four hex digits
-    path: tuple[str, ...] = ()  #: host bridge first, then its parents, the device itself last
+    path: tuple[str, ...] = ()  #: the host bridge, then the bridges below it, then the device
 
     @property
     def folder(self) -> str:
@@ -85,7 +85,7 @@ def is_pci_address(name: str) -> bool:
 
 def _pci_id(tree: Tree, path: str) -> str | None:
     digits = (tree.read(path) or "").removeprefix("0x").lower()
-    is_whole = len(digits) == 4  # noqa: PLR2004 - of a vendor, of a device
+    is_whole = len(digits) == 4  # noqa: PLR2004 - of vendor or device
     return digits if is_whole and HEX_DIGITS.issuperset(digits) else None
 
 
@@ -127,7 +127,7 @@ class NumaLocator(NamedTuple):
             yield source, cpus or frozenset()
 
 
-#: Entries of an adapter's folder: kinds of interfaces, and the link of a virtual function.
+#: Entries of an adapter's folder: kinds of interfaces, and a virtual function's link.
 KINDS = ("infiniband", "cxi", "net")
 PHYSICAL = "physfn"
 ADDRESS_DIGITS = 12  #: digits of a hardware address in a name, as in enx001122334455
@@ -167,7 +167,7 @@ def _is_of_interfaces(name: str) -> bool:
 
 
 def port_states(tree: Tree) -> tuple[tuple[str, bool], ...]:
-    """Return a value that changes when an RDMA device comes or goes, or its port up or down."""
+    """Return a value that changes when an RDMA device comes or goes, or a port goes up or down."""
     paths = []
     for device in tree.list(RDMA, is_anonymous):
         ports = f"{RDMA}/{device}/ports"
@@ -177,12 +177,12 @@ def port_states(tree: Tree) -> tuple[tuple[str, bool], ...]:
 
 
 def _is_up(state: str | None) -> bool:
-    """Whether a port is active: enum ib_port_state; Slingshot's link says `up`."""
+    """Whether a port is active: 4 in enum ib_port_state, `up` for a link of Slingshot."""
     return state is not None and state.startswith(("4:", "up"))
 
 
 def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield folder and name of the interfaces; in virtual machines another device is in between."""
+    """Yield each interface's folder and name; a virtual machine has a virtio device in between."""
     for kind in KINDS:
         if kind in names:
             for name in tree.list(f"{folder}/{kind}", is_anonymous):
@@ -203,8 +203,8 @@ def _ports(
             for number in tree.list(f"{place}/{name}/ports", _is_number):
                 port = f"{place}/{name}/ports/{number}"
                 layer = tree.read(f"{port}/link_layer")
-                # The interface of the port's first GID, else the only one. No other name is read:
-                # it could contain a hardware address.
+                # The interface is that of the port's first GID, else the only one there is. Only
+                # candidates are read: any other name could contain a hardware address.
                 candidates = list(nets)
                 if bond is not None:
                     candidates.append(bond)

@@ -43,7 +43,7 @@ class RecordingTree(Tree):
         return text
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
-        """See `Tree.list`; a listed name is archived as a folder, unless its file is read."""
+        """See `Tree.list`; a listed name is archived as a folder, unless it is read as a file."""
         names = super().list(path, keep)
         for name in names:
             self.members.setdefault(f"{path}/{name}", (tarfile.DIRTYPE, ""))
@@ -60,8 +60,8 @@ class RecordingTree(Tree):
 def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     """Write an archive from which, once unpacked, discovery makes the same topology.
 
-    The file appears only when complete. Raises TreeError if the tree holds no machine or the
-    output's name has no known suffix, OSError if it cannot be written.
+    The archive appears only when complete. Raises TreeError if the tree holds no machine or the
+    archive's name has no known suffix, OSError if the archive cannot be written.
     """
     modes = [mode for suffix, mode in SUFFIXES.items() if output.name.endswith(suffix)]
     if not modes:

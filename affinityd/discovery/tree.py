@@ -1,7 +1,7 @@
-"""The files of a machine: the running one's, or a captured one's in a folder.
+"""The files of a machine: of the running machine, or of a captured machine in a folder.
 
 The root of the file system is an argument, so that any node can be replayed anywhere. Paths are
-relative to it: `sys/devices/system/cpu/online`. A reader gets None for missing values, for
+relative to that root: `sys/devices/system/cpu/online`. A reader gets None for missing values, for
 malformed ones, and for the kernel's -1.
 """
 
@@ -29,11 +29,11 @@ class Tree:
         self.root = root
         self.name = name  #: host name of the machine, or the name of the folder
         self.live = live  #: whether this is the live machine
-        #: Path → why the existing file could not be read, until the error is cleared.
+        #: Path → why that existing file could not be read; each discovery clears this.
         self.broken: dict[str, OSError] = {}
 
     def read(self, path: str, *beginnings: str) -> str | None:
-        """Return a file's text without the blanks and NULs around it; None if there is none.
+        """Return a file's text without the blanks and NULs around it; None if there is no text.
 
         With `beginnings`, return only the lines that begin with one of them.
         """
@@ -47,7 +47,7 @@ class Tree:
         return None if text is None else text.strip(PADDING)
 
     def read_bytes(self, path: str) -> bytes | None:
-        """Return a file's bytes, such as a device's `config`; None if there is none."""
+        """Return a file's bytes, such as a device's `config`; None if there is no file."""
         # Files of the kernel are far smaller than this limit.
         return self._ask(path, lambda file: read(file, 1024 * 1024))
 

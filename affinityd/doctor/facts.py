@@ -31,7 +31,7 @@ class CheckResult:
     """One result of a check: an entry of the document in JSON."""
 
     name: str = field(default="", kw_only=True)  #: name of the check
-    status: str  #: of STATUSES
+    status: str  #: one of STATUSES
     found: str  #: a sentence, with a setting's name and value
     remedy: str | None = None  #: None: no remedy is needed
     gpus: tuple[int, ...] = ()  #: indices of the GPUs concerned
@@ -69,7 +69,7 @@ def named(gpus: Iterable[Gpu]) -> str:
 class DaemonFacts:
     """The facts of the daemon, or of its absence, at the place of its socket."""
 
-    path: str  #: of the socket
+    path: str  #: the socket's path
     nri: Mapping[str, float] | None = None  #: its affinityd_nri_… samples; None: it has no plugin
     absent: tuple[str, ...] = ()  #: the default sockets, if none exists and no other is named
     listens: bool = False
@@ -77,22 +77,22 @@ class DaemonFacts:
     status: int | None = None  #: HTTP status of /readyz; None: no answer, `error` says why
     error: str | None = None
     pid: int | None = None  #: SO_PEERCRED; None: no process listens, or its pid namespace is hidden
-    published: Node | str = "there is none"  #: node.json's node, or why it cannot be read
+    published: Node | str = "it does not exist"  #: node.json's node, or why it cannot be read
 
 
-ENVIRONMENT = "the environment"  #: where a variable is set; else the path of the settings file
+ENVIRONMENT = "the environment"  #: source of a variable; a key's is the file's path
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node."""
+    """The facts of one node."""
 
     topology: Topology
     tree: Tree  #: its files
     reserved: CpuSet = frozenset()  #: CPUs that no rank gets
     nvml: NvmlReport | None = None  #: NVML's report; None: it was not called
-    daemon: DaemonFacts | None = None  #: None: the machine is not this one
-    maintenance: str | None = None  #: why NVML was not called: maintenance of its driver
+    daemon: DaemonFacts | None = None  #: None: the machine is replayed
+    maintenance: str | None = None  #: why NVML was not called: the driver's maintenance
     #: Names of this process's variables and of the settings file's keys, each with its source.
     variables: tuple[tuple[str, str], ...] = ()
 
@@ -119,7 +119,7 @@ class NodeFacts:
         return vicinity(self.topology, gpus)
 
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
-        """Return the GPUs whose ranks get any of these CPUs, and which of the CPUs these are."""
+        """Return the GPUs whose ranks get any of these CPUs, and the CPUs that those ranks get."""
         gpus = []
         used: CpuSet = frozenset()
         for gpu in self.topology.gpus:

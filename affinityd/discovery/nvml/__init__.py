@@ -1,4 +1,4 @@
-"""NVML's answers as data, and as JSON: a child prints them, and a snapshot keeps them."""
+"""NVML's answers as data, and as the JSON that a child prints and a snapshot keeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NvmlGpu:
     index: int  #: NVML's index, in PCI bus order
     uuid: str | None = None  #: nvmlDeviceGetUUID
     pci_bus_id: str | None = None  #: nvmlDeviceGetPciInfo, written as sysfs does: 0000:07:00.0
-    minor: int | None = None  #: nvmlDeviceGetMinorNumber, of /dev/nvidiaN
+    minor: int | None = None  #: nvmlDeviceGetMinorNumber: the N of /dev/nvidiaN
     model: str | None = None  #: nvmlDeviceGetName
     mig: tuple[str, ...] = ()  #: nvmlDeviceGetUUID of each MIG device
     #: nvmlDeviceGetCpuAffinityWithinScope, scope node; empty: unknown, or not reliable
@@ -63,8 +63,8 @@ class GpuProcesses:
 class NvmlAnswer:
     """Whether NVML answered; if not, the report's lists are None."""
 
-    error: str | None = None  #: why not
-    remedy: str | None = None  #: for the error; None: no remedy is known
+    error: str | None = None  #: why NVML did not answer
+    remedy: str | None = None  #: what to do about the error; None: unknown
     is_late: bool = False  #: NVML did not answer in time
     has_hung: bool = False  #: the driver blocks a child that was killed
 
@@ -93,7 +93,7 @@ R = TypeVar("R", NvmlReport, ProcessReport)
 
 
 def read_report(kind: type[R], text: str) -> R:
-    """Read a report from JSON. Raises ValueError, one line, on anything else."""
+    """Read a report from JSON. Raises ValueError, one line, if the text is no report."""
     report = loads(kind, text, "NVML's report")
     if len({gpu.index for gpu in report.gpus or ()}) < len(report.gpus or ()):
         raise ValueError("NVML's report has two GPUs of one index")

@@ -1,4 +1,4 @@
-"""Maintenance of NVIDIA's driver, in which NVML must not be called, since it uses the driver.
+"""Maintenance of NVIDIA's driver: NVML must not be called meanwhile, since NVML uses the driver.
 
 A module in use is not unloaded, and a GPU in use is neither reset nor given another MIG mode.
 Sources: NVIDIA/mig-parted deployments/systemd/{hooks.sh,service.sh,README.md} and
@@ -54,7 +54,7 @@ class DriverMaintenance:
         self._working: set[str] = set()
 
     def reason(self) -> str | None:
-        """Return why NVML must not be called now, and what ends that; None: it may be called."""
+        """Return why NVML must not be called now, and what ends that; None: NVML may be called."""
         state = text(f"{self._sys}/module/nvidia/initstate")
         if state not in {"", "live"}:  # "": the module is not loaded, or built into the kernel
             return f"NVIDIA's driver is {state}: it is being replaced"
@@ -62,9 +62,9 @@ class DriverMaintenance:
             name = text(self._hold).partition("\n")[0].strip()
             by = f" by {quote(name)}" if name else ""
             return f"NVML calls are on hold{by}, until {self._hold} is removed"
-        # A process is read when it is new, and once more, as it may have been about to call
-        # execve(2): reading all processes each time would take most of a scan. A process that later
-        # becomes such a program, without fork(2), is missed.
+        # A process is read twice only, since reading all of them each time would take most of a
+        # scan: when it is new, and the next time, as it may have called execve(2) in between. A
+        # process that becomes such a program later, without fork(2), is missed.
         there = {name for name in listed(self._proc) if name.isdigit()}
         unread = there - self._seen_twice
         self._seen_twice = there & self._seen_once
@@ -73,7 +73,7 @@ class DriverMaintenance:
         if not self._working:
             return None
         name = text(f"{self._proc}/{min(self._working, key=int)}/comm") or "a program"
-        return f"{name} works on NVIDIA's driver; NVML is asked again when it has ended"
+        return f"{name} works on NVIDIA's driver; NVML is asked again when that program has ended"
 
 
 def _works(pid: str, proc: str) -> bool:

@@ -1,8 +1,8 @@
 """NVML, called by short-lived children: facts about GPUs, and the processes that use them.
 
 A process that holds NVML open blocks GPU resets, MIG changes and driver upgrades, and a faulty
-driver hangs or crashes its caller. So a child starts NVML, reads, shuts it down, prints a report
-and ends; the caller never loads the library.
+driver hangs or crashes its caller. So a child starts NVML, queries it, shuts it down, prints a
+report and ends; its parent never loads the library.
 
 This is the only importer of pynvml, the module that the distribution nvidia-ml-py provides.
 Sources: nvml.h on nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses and
@@ -41,8 +41,8 @@ from affinityd.text import printable
 T = TypeVar("T")
 
 #: Isolated (-I): neither the environment nor the working folder brings code into the child; it
-#: imports from where its parent does. The timer ends a hanging child whose parent has ended. A
-#: driver library's stdout goes to stderr.
+#: imports from where its parent does. The timer ends a hanging child whose parent has ended. What
+#: a driver library prints to stdout goes to stderr.
 CODE = (
     "import importlib, os, signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
     "sys.stdout = open(os.dup(1), 'w', encoding='utf-8', errors='replace'); os.dup2(2, 1); "
@@ -66,7 +66,7 @@ FAULTS = {8, 10, 11, 15, 16, UNKNOWN_ERROR}
 
 
 class _UncountedError(Exception):
-    """NVML does not count the GPUs; the message is the reason, one line."""
+    """NVML cannot count the GPUs; the message is the reason, one line."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class NvmlDevice:
     """A GPU or MIG device to query: a query that fails loses only its own answer."""
 
     nvml: ModuleType
-    handle: object  #: None: NVML has none, and `errors` says why
-    errors: dict[str, int]  #: message → nvmlReturn_t, also of its MIG devices
+    handle: object  #: None: NVML gave no handle, and `errors` says why
+    errors: dict[str, int]  #: message → nvmlReturn_t; a GPU's MIG devices share it
 
     def query(self, question: Callable[..., T], *arguments: object) -> T | None:
-        """Return the answer; None: there is none, and a fault is noted in `errors`."""
+        """Return the answer; None: there is no answer. A fault is noted in `errors`."""
         try:
             return question(self.handle, *arguments) if self.handle is not None else None
         except self.nvml.NVMLError as error:
@@ -120,7 +120,7 @@ def as_sysfs(bus_id: str) -> str:
 
 
 def query_gpus(timeout: float = 20.0) -> NvmlReport:
-    """Return NVML's report, or why there was none in time. The child is a new interpreter."""
+    """Query NVML in a new interpreter; return its report, or a report that says why NVML failed."""
     return _read(NvmlReport, lambda: _printed(timeout))
 
 
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def query_processes(timeout: float) -> ProcessReport:
-    """Return NVML's processes, or why there were none in time. The child is a fork."""
+    """Query NVML in a fork; return its report, or a report that says why NVML failed."""
     with suppress(ImportError):  # imported once, for all forks
         import pynvml  # noqa: F401, PLC0415
 
@@ -145,8 +145,8 @@ def _read(report: type[R], answer: Callable[[], str]) -> R:
     try:
         return read_report(report, answer())
     except TimeoutError:
-        # Not hung: the driver blocks a killed child for seconds also while a GPU is initialized. A
-        # child that is still blocked at the next query is another error.
+        # This is not `has_hung`: while a GPU is initialized, the driver also blocks a killed child
+        # for seconds. A child that is still blocked at the next query is another error.
         return report(gpus=None, error="NVML did not answer in time", is_late=True)
     except AffinityError as error:
         return report(gpus=None, error=f"NVML {error}", has_hung=bool(stuck))
@@ -265,14 +265,14 @@ def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
     uuid = gpu.uuid()
     pci_bus_id = gpu.pci_bus_id()
     is_divided = gpu.is_divided()
-    # Only a privileged process may query a GPU in MIG mode itself, and no process runs outside its
-    # MIG devices.
+    # Only a privileged process may query a GPU in MIG mode itself, and no process runs outside
+    # the GPU's MIG devices.
     parts: list[tuple[NvmlDevice, str | None]] = [(gpu, None)]
     if is_divided:
         parts = [(part, part.uuid()) for part in gpu.mig_devices()]
     return GpuProcesses(
         index,
-        uuid=uuid and printable(uuid),  # printable, to compare with discovery's
+        uuid=uuid and printable(uuid),  # printable, as in discovery
         pci_bus_id=pci_bus_id,
         processes=tuple(chain.from_iterable(_listed(part, mig) for part, mig in parts)),
         error=next(iter(gpu.errors), None),

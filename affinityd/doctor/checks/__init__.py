@@ -48,10 +48,10 @@ CHECKS: Mapping[str, Check] = {
 
 
 def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[CheckResult]:
-    """Run these checks, or all, in the order of the table; a check may find several things.
+    """Run the named checks, or all, in the order of the table; a check may find several things.
 
-    An `ok` is left out if anything else was found. A program that cannot be run, such as Slurm's,
-    is no fault.
+    An `ok` is left out if its check found anything else. A program that cannot be run, such as
+    Slurm's, is no fault.
     """
     results: list[CheckResult] = []
     for name in CHECKS:

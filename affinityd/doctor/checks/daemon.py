@@ -1,7 +1,7 @@
 """Whether every user's jobs reach the daemon, its node.json is right, and settings are known.
 
-Commands ignore unknown settings silently: a job inherits many variables, and the file may have
-lines for other programs.
+Commands ignore unknown settings silently: a job inherits many variables, and the settings file
+may have lines for other programs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from affinityd.topology.model import Node, Topology
 
 
 def probe(path: str, timeout: float = 1.0) -> DaemonFacts:
-    """Return the facts of the daemon whose socket is at a path; it is queried if it answers.
+    """Return the facts of the daemon whose socket is at a path; if it answers, read its metrics.
 
     `timeout` is for each query; the default is that of every client.
     """
@@ -72,7 +72,7 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
 def _published(socket: Path) -> Node | str:
     file = socket.with_name(NODE_FILE)
     try:  # this process may not be allowed to see whether the file exists
-        return read_node(file) if file.exists() else "there is none"
+        return read_node(file) if file.exists() else "it does not exist"
     except (OSError, ValueError) as error:
         return _reason(error)
 
@@ -84,7 +84,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def _nri_samples(text: str) -> Mapping[str, float] | None:
-    """Return the samples of the NRI plugin, by name with labels; None: there is none."""
+    """Return the samples of the NRI plugin, by name with labels; None: no plugin runs."""
     samples = {}
     for line in text.splitlines():
         if line.startswith("affinityd_nri_"):
@@ -102,7 +102,7 @@ def daemon(facts: NodeFacts) -> CheckResults:
     if daemon.absent and not misspelled:
         raise NotApplicableError(
             f"no daemon listens at {' or '.join(daemon.absent)}, and none is needed: affinityd "
-            "exec and bind plan by themselves; if it listens elsewhere, name it with --socket"
+            "exec and bind plan by themselves; if one listens elsewhere, name it with --socket"
         )
     yield from misspelled
     if daemon.absent:
@@ -181,8 +181,8 @@ def socket(daemon: DaemonFacts) -> CheckResults:
     if daemon.is_denied:
         yield fail(
             f"this user may not connect to {daemon.path}: {daemon.error}",
-            "let every user reach it: chmod 755 the folders and 666 the socket; or affinityd "
-            "doctor as root",
+            "let every user reach it: chmod 755 the folders and 666 the socket; or run "
+            "affinityd doctor as root",
         )
     elif daemon.status != HTTPStatus.OK:
         yield fail(
@@ -268,7 +268,7 @@ def nri(facts: NodeFacts) -> CheckResults:
     """Judge whether a container runtime asks the daemon, and no container was missed."""
     samples = facts.daemon.nri if facts.daemon else None
     if not samples:
-        raise NotApplicableError("no daemon that adjusts containers listens")
+        raise NotApplicableError("no listening daemon adjusts containers")
     if samples.get("affinityd_nri_connected") == 0:
         yield fail(
             "no container runtime knows the NRI plugin: containers start on all CPUs of their pods",
@@ -283,5 +283,5 @@ def nri(facts: NodeFacts) -> CheckResults:
     if missed:
         yield warn(
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",
-            "repair what the lines `is not adjusted` of its log name; the daemon tries again",
+            "repair what the daemon's log names with `is not adjusted`; the daemon tries again",
         )

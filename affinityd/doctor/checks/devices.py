@@ -1,4 +1,4 @@
-"""Where the GPUs and RDMA devices are, and their CPUs.
+"""Whether each GPU has a known NUMA node, and online CPUs and RDMA devices near it.
 
 Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node),
 testing/sysfs-devices-system-cpu (present, smt/control, cpuX/nodeY).
@@ -72,7 +72,7 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
 
 
 def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
-    """Return present CPUs that are offline → their nodes, by their folders; None: unknown."""
+    """Return present, offline CPUs → their nodes, as the CPUs' folders say; None: unknown."""
     present = read_cpus(facts.tree, f"{CPUS}/present") or frozenset()
     offline = {}
     for cpu in sorted(present - facts.topology.online):

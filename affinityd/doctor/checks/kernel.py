@@ -55,7 +55,7 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
     of_partitions = read_cpus(facts.tree, f"{folder}/cpuset.cpus.isolated") or frozenset()
     by_kernel = isolated or frozenset()
     remove = "remove them from isolcpus= on the kernel's command line"
-    end = "write root or member into cpuset.cpus.partition of its cgroup"
+    end = "write root or member into cpuset.cpus.partition of the partition's cgroup"
     for source, cpus, remedy in (
         ("isolcpus=", by_kernel, remove),
         ("an isolated cpuset partition", of_partitions - by_kernel, end),
@@ -198,7 +198,7 @@ def _job_scopes(facts: NodeFacts, mount: Mount) -> list[str]:
 
 
 def _cgroup2(facts: NodeFacts) -> Mount | None:
-    """Return the mount of cgroup v2 to read: Cilium has a second one, which may come first."""
+    """Return the mount of cgroup v2 to read: Cilium makes a second mount, which may come first."""
     mounts = [mount for mount in facts.mounts if mount.kind == "cgroup2"]
 
     def preference(mount: Mount) -> tuple[bool, bool, bool]:

@@ -1,4 +1,4 @@
-"""Slurm and jobs with GPUs: which cores CPU jobs may use, and the TaskProlog.
+"""Whether Slurm keeps CPU jobs off cores near GPUs, and its TaskProlog pins tasks.
 
 Sources: slurm.conf(5) (RestrictedCoresPerGPU, TaskProlog), scontrol(1); Slurm's src/api/job_info.c
 (CPU_IDs= number the threads core by core, in the order of Cores=).
@@ -55,7 +55,7 @@ def slurm_conf(facts: NodeFacts) -> CheckResults:
                 "node's line of slurm.conf; CPU jobs lose these cores, even while GPUs idle",
                 gpus,
             )
-    yield ok("jobs without GPUs leave free most cores near each GPU")
+    yield ok("jobs without GPUs leave most cores near each GPU free")
 
 
 def cpu_jobs(slurm: LocalSlurm, topology: Topology, node: ShownNode) -> Mapping[int, CpuSet]:

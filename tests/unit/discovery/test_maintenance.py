@@ -27,7 +27,7 @@ class Machine:
         put(self.proc / f"{pid}/comm", comm)
         put(self.proc / f"{pid}/status", f"Uid:\t{uid}\t0\t0\t0")
         put(self.proc / f"{pid}/cmdline", "".join(f"{word}\0" for word in words))
-        return f"{comm} works on NVIDIA's driver; NVML is asked again when it has ended"
+        return f"{comm} works on NVIDIA's driver; NVML is asked again when that program has ended"
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ MISSED = 'affinityd_nri_containers{locality="unknown",state="missed"}'
 @pytest.mark.parametrize(
     ("samples", "expected"),
     [
-        (None, "n/a: no daemon that adjusts containers listens"),
+        (None, "n/a: no listening daemon adjusts containers"),
         ({CONNECTED: 1.0, MISSED: 0.0}, "ok: a container runtime asks the daemon"),
         ({CONNECTED: 0.0}, "fail: no container runtime knows the NRI plugin → turn NRI on"),
         ({MISSED: 2.0}, "warn: 2 containers with GPUs were to be placed → repair"),

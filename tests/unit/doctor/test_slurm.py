@@ -16,7 +16,7 @@ PACKAGES = {0: "0-3", 1: "4-7"}
 NODE = made(PACKAGES, gpus=[0, 1], packages=PACKAGES)
 #: Four GPUs, two on each of two packages.
 FOUR = replace(NODE, gpus=tuple(replace(NODE.gpus[it // 2], index=it, minor=it) for it in range(4)))
-FITS = "ok: jobs without GPUs leave free most"
+FITS = "ok: jobs without GPUs leave most cores"
 RESTRICTED = "RestrictedCoresPerGPU=2(0-7)"
 
 
