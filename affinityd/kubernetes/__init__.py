@@ -1,1 +1,1 @@
-"""Pods: what kubelet, NRI and the pods themselves give their containers."""
+"""Containers of pods: kubelet's data about them, NRI's changes to them, scripts that they run."""

@@ -62,7 +62,7 @@ def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
     """Return the plan of the first daemon that answers before `deadline`, of time.monotonic.
 
     After the deadline the plan is made from this node's own files, with the reason why no daemon
-    made it. Raises DaemonError if the files show no GPU, and a daemon's refusal.
+    made it. Raises DaemonError if the files show no GPU, and the errors of a daemon's refusals.
     """
     trouble = DaemonError("there was no time to ask a daemon")
     names = cycle(addresses)
@@ -95,8 +95,8 @@ def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePl
 def numeric(address: str, deadline: float) -> str:
     """Return an address with a numeric host: http://NAME:PORT is looked up, a socket's path stays.
 
-    `deadline` is of time.monotonic: the resolver has its own deadlines, of many seconds, and Python
-    cannot cut it short. Raises DaemonError; NoDaemonError for an unknown name.
+    A child looks the name up, as the resolver may take many seconds, and Python cannot cut it short
+    at `deadline`, of time.monotonic. Raises DaemonError; NoDaemonError for an unknown name.
     """
     if not address.startswith(ask_daemon.HTTP):
         return address

@@ -1,8 +1,8 @@
 """The GPUs and exclusive CPUs that kubelet gave each container, and the container of each process.
 
-kubelet's podresources API is asked once for a scan. It has no pod uid, and a cgroup shows nothing
-else: what links the two is which container has which GPU. NUMA node 0 is the default, and not in a
-message. `Get` of 1.36 answers for one pod by name, but only `List` tells names here, and it returns
+kubelet's podresources API is asked once for a scan. It has no pod uid, and a cgroup shows only
+the uid: the two are matched by which container has which GPU. A message leaves out NUMA node 0, the
+default. `Get` of 1.36 answers for one pod by name, but only `List` tells names here, and it returns
 all pods at once.
 
 Sources: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto; ids of GPUs:
@@ -37,7 +37,7 @@ MAX_CONTAINERS = 10_000  #: of a node
 
 
 def list_pods(socket: str, timeout: float = 2.0) -> bytes:
-    """Return kubelet's answer. Raises OSError if there is none, ValueError for a malformed one."""
+    """Return kubelet's answer. Raises OSError without an answer, ValueError for a malformed one."""
     return grpc.call(socket, "/v1.PodResourcesLister/List", b"", timeout)
 
 
@@ -145,7 +145,7 @@ def containers_of(
     processes: Sequence[AuditedProcess],
     known: Mapping[str, ContainerResources],
 ) -> Mapping[int, ContainerResources]:
-    """Return what kubelet gave the containers of pods' processes, by pid.
+    """Return pid → what kubelet gave the process's container, for processes in pods.
 
     `known`: the containers that the runtime names, by id. For other processes: if several
     containers fit, or processes of several pods fit one, the container is not known.
@@ -215,7 +215,7 @@ class Candidate:
 
 
 def _match(processes: Sequence[ProcessFacts], candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the only container that fits, one with exclusive CPUs first; None: none or several."""
+    """Return the container that fits, if only one does; those with exclusive CPUs go first."""
     fitting = list(candidates)
     for facts in processes:
         fitting = [candidate for candidate in fitting if candidate.fits(facts)]
@@ -243,7 +243,7 @@ class KubeletPods:
     ) -> NamedPods:
         """Return the processes; those of pods have what kubelet gave their containers.
 
-        `names`: of containers, by the runtime. For other containers, if kubelet does not answer,
+        `names`: the runtime's names of containers. For others, if kubelet does not answer,
         its last answer counts, but only for pods of that time: later pods may have been given the
         same devices. Kubelet is not asked if no process is in a pod, and the runtime names no
         container. Only GPUs of named containers are reserved: kubelet also lists ended pods.

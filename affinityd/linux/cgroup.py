@@ -75,7 +75,7 @@ class Cgroups:
 
     @classmethod
     def of(cls, pid: int, root: str = "/") -> Cgroups:
-        """Return the cgroups of a process; an ended one has none."""
+        """Return the cgroups of a process; an ended process has none."""
         membership = content(f"{root.rstrip('/')}/proc/{pid}/cgroup") or b""
         return cls(os.fsdecode(membership), root)
 
@@ -112,7 +112,7 @@ class Cgroups:
         return _exclusive(folders[0], len(self.cpuset or ()))
 
     def container_limit(self) -> int | None:
-        """Return the CPU limit of its container, which the topmost folder has; None: no limit."""
+        """Return the CPU limit of the container, from the topmost folder; None: no limit."""
         for file_system, controller in (("cgroup", "cpu"), ("cgroup2", "")):
             for highest in [*self.folders(file_system, controller)][-1:]:
                 limit = _limit(highest) or _exclusive(highest, len(self.cpuset or ()))
@@ -160,10 +160,10 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
 
 
 def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
-    """Return the CPUs that a cgroup of the node allows, by its path, or by its slice's name.
+    """Return the CPUs that a cgroup of the node allows; `path` may also be the name of its slice.
 
-    `kind` "mems": its NUMA nodes. None if no mount here shows a whole hierarchy with a cpuset, or
-    none has this cgroup.
+    `kind` "mems": return its NUMA nodes. None if no mount here shows a whole hierarchy with a
+    cpuset, or no such hierarchy has this cgroup.
     """
     if path.endswith(SLICE_SUFFIX) and "/" not in path:
         parts = path.removesuffix(SLICE_SUFFIX).split("-")

@@ -1,9 +1,9 @@
 """Children with a deadline, which may hang or crash without harm to this process.
 
-A function runs in a fork, so no Python starts, and the child is killed once it takes too long. Only
-for a process of one thread, fork(2): locks of other threads would stay locked in the child. The
-child keeps no file but its pipe: if a driver holds it in the kernel, readers of this process's
-output and clients of its sockets do not wait for it.
+A function runs in a fork, so no Python starts, and the child is killed once it takes too long. This
+process must have only one thread, fork(2): locks of other threads would stay locked in the child.
+The child keeps no file but its pipe: while a driver holds the child in the kernel, readers of this
+process's output and clients of its sockets do not wait for the child.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ChildError(AffinityError):
 
 
 class Child:
-    """A forked child that writes to a pipe the parts that a function yields."""
+    """A forked child: it writes to a pipe what a function yields, part by part."""
 
     def __init__(self, work: Callable[[], Iterable[bytes]], patience: float) -> None:
         """Fork the child. It exits one second after a part takes longer than `patience` seconds.
@@ -89,8 +89,8 @@ class Child:
 def run(work: Callable[[], bytes], deadline: float) -> bytes:
     """Run a function in a child, and return its result.
 
-    `deadline` is a value of time.monotonic. Raises TimeoutError after it; the AffinityError that
-    the function raises; ChildError for another exception, for a crash, and if Child raises it.
+    `deadline` is a value of time.monotonic. Raises TimeoutError after the deadline; an
+    AffinityError of the function; ChildError for its other exceptions, a crash, or no new child.
     """
 
     def result() -> bytes:

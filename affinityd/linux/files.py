@@ -1,7 +1,7 @@
 """Files of /proc and /sys, read by the thousand, and files that other programs change meanwhile.
 
 A file of /proc or /sys may vanish, or refuse to be read, at any moment: that is no error.
-`affinityd exec` imports this module: pathlib takes longer to import than Python to start.
+`affinityd exec` imports this module without pathlib, which takes longer than a start of Python.
 """
 
 # ruff: noqa: PTH116, PTH208 - importing pathlib takes longer than these calls
@@ -98,7 +98,7 @@ def in_time(read: Callable[[], T], seconds: float) -> T:
     """Return the result of `read`, which runs in a thread: the kernel may block a reader.
 
     Raises TimeoutError if it takes longer than `seconds`, and the errors of `read`. If no thread
-    can be started, it runs in the calling one, without a limit.
+    can be started, `read` runs in the calling thread, without a limit.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -106,7 +106,7 @@ def in_time(read: Callable[[], T], seconds: float) -> T:
     def run() -> None:
         try:
             results.append(read())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             errors.append(error)
 
     reader = Thread(target=run, daemon=True)
@@ -133,7 +133,7 @@ def listed(folder: str, failing: Collection[int] = ()) -> list[str]:
 
 
 def numbered(folder: str, prefix: str = "", failing: Collection[int] = ()) -> list[int]:
-    """Return the numbers behind a prefix in names, ascending. Raises OSError as `listed`."""
+    """Return the numbers after a prefix in a folder's names, sorted. Raises OSError as `listed`."""
     names = (name[len(prefix) :] for name in listed(folder, failing) if name.startswith(prefix))
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -141,8 +141,8 @@ def numbered(folder: str, prefix: str = "", failing: Collection[int] = ()) -> li
 def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
     """Return the environment with which a process was started; None if it cannot be read.
 
-    If a name occurs twice the first value counts, as for getenv(3). A process that has overwritten
-    its environment with a title (setproctitle) has none.
+    If a name occurs twice the first value counts, as for getenv(3). No entry is left if the
+    process has overwritten its environment with a title (setproctitle).
     """
     data = content(f"{root}/proc/{pid}/environ")
     if not data:  # the main thread has ended: read another thread's

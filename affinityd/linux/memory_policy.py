@@ -1,7 +1,7 @@
-"""Memory policies of threads: set one, and read the one that then applies.
+"""Memory policies of threads: set a policy, and read which policy then applies.
 
 A policy belongs to one thread. A program that it execs, and threads and children that it starts
-afterwards, inherit it: set_mempolicy(2). Another process's is in /proc/PID/numa_maps, numa(7).
+afterwards, inherit it: set_mempolicy(2). /proc/PID/numa_maps has another process's policy, numa(7).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from affinityd.text import quote
 
 POLICIES = ("local", "preferred", "bind", "interleave")
 
-#: The kernel's modes by number: include/uapi/linux/syscalls.h.
+#: The kernel's modes by number: include/uapi/linux/mempolicy.h.
 POLICY_MODES = (
     "default",
     "preferred",
@@ -42,7 +42,7 @@ SPELLINGS = {
 class MemoryPolicy:
     """A memory policy, and the refused parts of the request."""
 
-    policy: str | None  #: one of MODES, "mode N" for a later kernel's; None: it cannot be read
+    policy: str | None  #: one of POLICY_MODES, or "mode N" of a later kernel; None: unreadable
     nodes: frozenset[int] = frozenset()  #: no nodes for "default" and "local"
     refusals: tuple[str, ...] = ()  #: refused parts of the request, and why, in short sentences
 
@@ -53,7 +53,7 @@ class MemoryPolicy:
 
 
 def checked_policy(text: str | None) -> str | None:
-    """Return the requested policy; None if none is. Raises InvalidRequestError."""
+    """Return the requested policy; None if no policy is requested. Raises InvalidRequestError."""
     if text is not None and text not in POLICIES:
         raise InvalidRequestError(f"memory: {quote(text)} is not one of {', '.join(POLICIES)}")
     return text
@@ -96,7 +96,7 @@ def own_policy() -> MemoryPolicy | None:
     except OSError:
         return _first_policy("/proc/thread-self/numa_maps")
     policy = POLICY_MODES[mode] if mode < len(POLICY_MODES) else f"mode {mode}"
-    if policy == "preferred" and not nodes:  # kernels before 5.14 report local so
+    if policy == "preferred" and not nodes:  # so kernels before 5.14 report `local`
         policy = "local"
     return MemoryPolicy(policy, nodes)
 

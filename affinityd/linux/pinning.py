@@ -1,7 +1,7 @@
 """Pins the threads of running processes, repeatedly until no thread was missed.
 
 A thread starts with its parent's mask, clone(2). So only unpinned threads start unpinned ones: a
-pass that finds every thread pinned is the last, even if others start later. A thread that is being
+pass that finds every thread pinned is the last, even if more start later. A thread that is being
 started, and is not listed yet, has the mask that its parent had when clone(2) began (kernel/fork.c
 `copy_process`): passes wait for such a thread if there is time.
 """
@@ -29,8 +29,8 @@ QUIET_PASSES = 2
 
 MAX_PASSES = 100  #: a limit for a process that starts threads faster than they can be pinned
 
-#: How many such passes while a pinned thread is awake: it may be in a fork(2) of a large process
-#: that began earlier. The pauses double from PINNING_PAUSE seconds on: half a second in all.
+#: How many such passes there must be while a pinned thread is awake: it may be in a fork(2) that
+#: began earlier, of a large process. The pauses double from PINNING_PAUSE seconds on: 0.5 s in all.
 PATIENT_PASSES = 10
 PINNING_PAUSE = 0.001
 
@@ -123,12 +123,12 @@ def pin_threads(targets: Callable[[], Iterable[Target]], *, dry_run: bool = Fals
 
 
 class _Passes:
-    """Passes over all threads: their common state, and the results of the last one."""
+    """Passes over all threads: their common state, and the results of the last pass."""
 
     def __init__(self, *, dry_run: bool) -> None:
         self.results: list[ThreadResult] = []
         self._dry_run = dry_run
-        self._replaced: set[tuple[int, int]] = set()  # (pid, tid) of replaced masks
+        self._replaced: set[tuple[int, int]] = set()  # (pid, tid) of threads with replaced masks
         self._has_set = False  # whether the current pass has set a mask
         self._user_time: dict[int, int] = {}  # by thread, when first seen pinned
         self._masks: dict[CpuSet, set[CpuSet]] = {}  # requested mask → masks that it led to

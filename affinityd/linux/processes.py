@@ -1,4 +1,4 @@
-"""Facts about running processes and their threads: of /proc, and of the peer of a unix socket.
+"""Facts about running processes and their threads, from /proc, and about the peer of a unix socket.
 
 A file may vanish, or refuse to be read, at any moment: the answer is then None or incomplete, never
 an error. A pid may be reused. Sources: proc(5), sched_getaffinity(2), kernel fs/proc/array.c
@@ -22,7 +22,7 @@ from affinityd.linux.files import content, listed, numbered
 from affinityd.text import whole_number
 
 PROC = "/proc"
-ROOT = 0  #: its uid
+ROOT = 0  #: uid of root
 FIRST_USER = 1000  #: uids below this are the system's, login.defs(5): UID_MIN
 INIT = 1  #: the first process, which becomes the parent of orphans
 MOST_ID = 2**32 - 1  #: the largest id of a user or a process
@@ -99,8 +99,8 @@ class Thread:
 
 
 def user_name(uid: int) -> str | None:
-    """Return a user's name; None: it has none. A directory service (LDAP) may take seconds."""
-    import pwd  # noqa: PLC0415 - bind() can be imported where there is none
+    """Return a user's name; None: the uid has none. A directory service (LDAP) may take seconds."""
+    import pwd  # noqa: PLC0415 - bind() can be imported without this module
 
     try:
         return pwd.getpwuid(uid).pw_name
@@ -272,14 +272,14 @@ class Credentials(NamedTuple):
 
 
 def credentials(connection: Any) -> Credentials:  # noqa: ANN401 - a socket, or uvloop's view of one
-    """Return the peer. Raises OSError if the kernel does not know it."""
+    """Return the peer's credentials. Raises OSError if the kernel does not know it."""
     return Credentials(
         *struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     )
 
 
 def groups(connection: Any, own: int) -> frozenset[int]:  # noqa: ANN401 - as above
-    """Return the gids of the peer: its own and, if there is room, the others."""
+    """Return the gids of the peer: `own`, and its other groups if they are few enough."""
     try:
         data = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS)
     except OSError:  # a kernel before 4.13, or too many groups

@@ -90,7 +90,7 @@ def messages(message: Message, number: int) -> list[Message]:
 
 
 def embedded(outer: Message, number: int) -> Message:
-    """Return the message of a field; an empty one where it is not set."""
+    """Return the message of a field; an empty message if the field is not set."""
     return read(outer.get(number, (b"",))[-1])
 
 
@@ -130,7 +130,7 @@ def number(message: Message, number: int) -> int:
 
 
 def field(number: int, value: Value | str) -> bytes:
-    """Return an encoded field: a number, not negative; a text; or a message, its joined fields."""
+    """Return an encoded field; `value`: a number from 0, a text, or a message (joined fields)."""
     if isinstance(value, int):
         return _written(number << 3 | VARINT) + _written(value)
     data = value.encode() if isinstance(value, str) else value
@@ -157,7 +157,7 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
         byte = message[place]
         place += 1
         number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the last one
+        if byte < 0x80:  # noqa: PLR2004 - the last byte
             return number & (2**MOST_BITS - 1), place
     raise ValueError(f"a number of over {MOST_BITS} bits")
 

@@ -52,7 +52,7 @@ DEVICE_MAPPINGS = (
 #: The name of shared anonymous memory. If NVIDIA's driver is mapped too, it is memory of
 #: cudaHostAlloc and PyTorch's pin_memory: pinned, and not in VmPin (seen with driver 580).
 ZERO = b"/dev/zero (deleted)"
-#: File systems that keep files in memory, by the names that `maps` shows if no mount does.
+#: File systems that keep files in memory, and how `maps` names files of those without a mount.
 IN_MEMORY = {b"tmpfs": SHARED, b"hugetlbfs": HUGE}
 UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
 

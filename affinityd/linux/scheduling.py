@@ -39,7 +39,7 @@ class Throttling(NamedTuple):
 
 
 def thread_time(pid: int, tid: int, proc: str = PROC) -> ThreadTime | None:
-    """Read /proc/PID/task/TID/schedstat; None without CONFIG_SCHED_INFO, or if it has ended."""
+    """Read /proc/PID/task/TID/schedstat; None without CONFIG_SCHED_INFO, or for an ended thread."""
     words = (content(f"{proc}/{pid}/task/{tid}/schedstat") or b"").split()
     if len(words) < 2 or not all(word.isdigit() for word in words):  # noqa: PLR2004
         return None

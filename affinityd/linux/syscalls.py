@@ -82,7 +82,7 @@ def _call(name: str, *arguments: int | bytearray) -> int:
         known = f"is known on {machine}, only on 64-bit {', '.join(SYSCALL_NUMBERS)}"
         raise OSError(errno.ENOSYS, f"no number of {name} {known}")
     try:
-        import ctypes  # noqa: PLC0415 - a Python without libffi has none
+        import ctypes  # noqa: PLC0415 - Python without libffi lacks it
     except Exception as error:  # noqa: BLE001 - or a host that forbids it
         raise OSError(errno.ENOSYS, str(error)) from None
     words = [

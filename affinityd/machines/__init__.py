@@ -9,14 +9,14 @@ One JSON file a machine:
     packages        package number: cpulist
     nodes           groups of NUMA nodes: nodes (list of numbers), cpus (cpulist; absent: none),
                     memory_mib (null: unknown)
-    cores_per_llc   neighboring cores that share a last-level cache; null: all of a node's package
+    cores_per_llc   how many adjacent cores share a last-level cache; null: a package's, in a node
     distances       [nodes, nodes, SLIT distance] both ways, a later line overrides an earlier one
     gpus, nics      groups: what their devices share, and devices, each with pci, node (null:
                     unknown), minor (of an NVIDIA GPU's device file; absent: unknown), names (a
-                    NIC's interfaces) and path (its bridges, host bridge first; one whose address
-                    no source gives has a plain name). A vendor's GPUs are numbered in PCI bus
-                    order. A NIC with gbps (and link_layer; absent: not said) is an RDMA device,
-                    by its first name; its second one is its network interface
+                    NIC's interfaces) and path (its bridges, host bridge first; a bridge without
+                    a published address has a plain name). A vendor's GPUs are numbered in PCI bus
+                    order. A NIC with gbps (and link_layer; absent: not said) is an RDMA device;
+                    its first name is the device's, its second one the network interface's
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BUSY = "dgx-a100-busy"  #: dgx-a100 with recorded processes, for a demonstration
 
 
 def load(name: str) -> Topology:
-    """Return a built-in machine, or that of a file NAME.json. Raises TreeError for another name."""
+    """Return a built-in machine, or the machine of NAME.json. Raises TreeError for another name."""
     if name.endswith(".json"):
         return _read(name)
     if name == BUSY:
@@ -61,9 +61,9 @@ def load(name: str) -> Topology:
 def recorded(name: str) -> Sequence[Mapping[str, Any]]:
     """Return the recorded processes of a machine; only BUSY has some.
 
-    Each has its pid, the index and memory of its GPU, or its parent; its name, user, job or pod,
-    masks, CPUs' worth of time that it uses (busy), waits (waited, throttled) and memory by node. A
-    process that only the driver lists has its GPU's memory alone.
+    Each has a pid; a parent, or a GPU (index and memory); a name, user, job or pod, masks, how many
+    CPUs it keeps busy, waits (waited, throttled) and memory by node. A process that
+    only the driver lists has no more than its GPU's memory.
     """
     processes: Sequence[Mapping[str, Any]] = _facts(name)["processes"] if name == BUSY else ()
     return processes

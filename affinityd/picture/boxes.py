@@ -14,8 +14,8 @@ from affinityd.topology.model import Core, Gpu, Nic, Topology, cpus_of
 
 GAP = 4  #: pixels between boxes
 PAD = 3  #: pixels inside a frame's border
-FRAME_HEADING = 16  #: of a frame
-LETTER = 8  #: pixels of the widest usual letter in a heading, bold
+FRAME_HEADING = 16  #: pixels of a frame's heading
+LETTER = 8  #: pixels of the widest usual letter in a bold heading
 
 
 @dataclass(frozen=True)

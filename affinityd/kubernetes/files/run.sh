@@ -5,12 +5,12 @@
 # all the same, and a line on stderr says why.
 # shellcheck disable=SC1090,SC1091,SC2034,SC2086,SC2154 # files that are sourced, variables that eval sets, words
 
-# All of it runs in a subshell: its variables may be names of the command's environment.
-find_place() { # prints what the command is told, nothing if off, or what kept it from its place
+# This runs in a subshell: its variables may have the names of variables of the command's environment.
+find_place() { # prints the command's new variables, nothing if off; on failure, why it is not pinned
     dev=/dev sys=/sys proc=/proc curl=curl taskset=taskset python=python3 clean=''
-    set +e +f +u # of a job's SHELLOPTS
+    set +e +f +u # a job's SHELLOPTS may have set them
     LC_ALL=C
-    trap '' PIPE # of a stderr that is not read
+    trap '' PIPE # the reader of stderr may have ended
     case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
     switch=on rdma=''
     . "$here/pinning.sh"
@@ -26,7 +26,7 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
     count_cpus "$mask"
     if [ "$size" -lt "$least" ]; then
         "$taskset" -cp "$allowed" $$ >/dev/null
-        leave "$trouble, and in $here/gpu $size CPUs are near, of $least asked for"
+        leave "$trouble, and $here/gpu has $size near CPUs, of $least asked for"
     fi
     [ "$locality" != remote ] || say "CPUs $mask are not near the GPU; allowed are $allowed"
     printf %s "AFFINITYD_CPULIST=$mask AFFINITYD_LOCALITY=$locality AFFINITYD_ALLOWED=$allowed $(nic_variables '')"
@@ -37,7 +37,7 @@ leave() { # REASON
     printf %s "$1"
     exit 1
 }
-find_gpus() { # granted: by device files, else by the container runtime
+find_gpus() { # sets granted, by device files, else by the container runtime
     find_devices "$dev/nvidia" minor
     [ -n "$granted" ] || find_devices "$dev/davinci" davinci
     [ -n "$granted" ] || find_devices "$dev/dri/renderD" drm
@@ -49,29 +49,29 @@ find_gpus() { # granted: by device files, else by the container runtime
     esac
     [ -n "$granted" ] || leave 'no device file of a GPU is here'
 }
-find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit, else its exclusive CPUs
+find_limit() { # sets AFFINITYD_JOB_CPUS to the container's CPU request, else its limit, else its exclusive CPUs
     ! is_number "${AFFINITYD_JOB_CPUS-}" || return 0
     AFFINITYD_JOB_CPUS='' quota='' period='' weight=''
     read -r quota period <"$sys/fs/cgroup/cpu.max" ||
         { read -r quota <"$sys/fs/cgroup/cpu/cpu.cfs_quota_us" &&
             read -r period <"$sys/fs/cgroup/cpu/cpu.cfs_period_us"; }
     is_number "$quota" && is_number "$period" && AFFINITYD_JOB_CPUS=$(((quota + period - 1) / period)) && return
-    # Since 1.33 kubelet sets no limit for exclusive CPUs: the weight is then of all of the cpuset.
+    # Since 1.33 kubelet sets no limit for exclusive CPUs: the weight is then that of all CPUs of the cpuset.
     count_cpus "$mask"
-    [ "$size" -le 256 ] && shares=$((1024 * size)) || shares=262144 # more has no weight
+    [ "$size" -le 256 ] && shares=$((1024 * size)) || shares=262144 # the largest weight
     # A weight of 100 is the default, and asks for nothing.
     { read -r weight <"$sys/fs/cgroup/cpu.weight" && [ "$weight" != 100 ] && shares=$((1 + (shares - 2) * 9999 / 262142)); } ||
         read -r weight <"$sys/fs/cgroup/cpu/cpu.shares"
     ! is_number "$weight" || [ "$weight" -lt "$shares" ] || AFFINITYD_JOB_CPUS=$size
 }
-count_cpus() { # CPULIST: size
+count_cpus() { # CPULIST: sets size
     size=0 blanks=$IFS IFS=,
     for part in $1; do
         size=$((size + 1 + ${part#*-} - ${part%-*}))
     done
     IFS=$blanks
 }
-ask_daemon() { # cpulist, locality, allowed; least, the CPUs that it must have
+ask_daemon() { # sets cpulist, locality, allowed; sets least to how many CPUs the command needs
     trouble='no affinityd is here to be asked' timeout=0.7 least=0
     has curl || has python3 || { trouble='neither curl nor python3 is here, to ask affinityd' && plan_from_files; return; }
     for place in "${AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}" "${AFFINITYD_URL-}"; do
@@ -99,7 +99,7 @@ ask_daemon() { # cpulist, locality, allowed; least, the CPUs that it must have
     done
     plan_from_files
 }
-plan_from_files() { # cpulist, locality, allowed: near all of the container's GPUs, whichever are this rank's
+plan_from_files() { # sets cpulist (near all GPUs of the container, as this rank's are unknown), locality, allowed
     cpulist='' locality=local allowed=$mask blanks=$IFS IFS=,
     for name in $granted; do
         place=''
@@ -117,8 +117,8 @@ affinityd_closed='' affinityd_usage='usage: run [--fail-closed] [--] COMMAND [AR
 [ "${1-}" != -- ] || shift
 case ${1--} in -*) echo "$affinityd_usage" >&2; exit 125 ;; esac
 if [ -z "$affinityd_closed" ]; then
-    trap 'exec "$@"' EXIT # of a shell that may not even fork
-    trap 'trap - EXIT TERM && kill -TERM $$' TERM # for bash would take its end for that, too
+    trap 'exec "$@"' EXIT # the shell may be unable even to fork
+    trap 'trap - EXIT TERM && kill -TERM $$' TERM # else bash would run the trap of EXIT, too
     trap 'trap - EXIT INT && kill -INT $$' INT
     trap 'trap - EXIT HUP && kill -HUP $$' HUP
 fi
@@ -136,12 +136,12 @@ if affinityd_place=$(
         export $affinityd_place
         ;;
     esac
-else # in a shell of its own, which SIGPIPE may have
+else # in a subshell, as SIGPIPE may end it
     affinityd_place="${affinityd_place:-the script broke off}; the command ${affinityd_closed:-runs unpinned}"
     (printf 'affinityd run: %s\n' "$affinityd_place" >&2)
     [ -z "$affinityd_closed" ] || exit 125
 fi
-# The command takes the place of this. Some sh drop variables with odd names: env keeps those of one line.
+# The command replaces this shell. Some shells drop variables with odd names: env sets those of one line.
 affinityd_odd=$(
     exec 2>/dev/null
     tr '\0\n' '\n\1' <"/proc/$$/environ" | while IFS= read -r entry; do

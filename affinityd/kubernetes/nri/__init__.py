@@ -1,7 +1,7 @@
 """The session of a plugin with a runtime: it registers, then answers until the runtime disconnects.
 
 Sources: containerd/nri pkg/adaptation/plugin.go, pkg/stub/stub.go. If an answer has an error, the
-runtime does not start the container. So no answer has one: the worst answer is an empty one.
+runtime does not start the container. So no answer here has an error: after a failure it is empty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Answer = Callable[[bytes], bytes]  #: Answers a method: request to response.
 
 #: Keeps exceptions inside its block.
 Guard = Callable[[], AbstractContextManager[None]]
-#: Returns UpdateContainersRequests by container, and the seconds until the next ones, if any.
+#: Returns the seconds until the next call (or None), and UpdateContainersRequests by container.
 Updates = Callable[[], tuple[float | None, Mapping[str, bytes]]]
 
 
@@ -52,7 +52,7 @@ def serve(
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(SEND_SECONDS)
         connection.connect(path)
-        # 99, the last of all plugins. If two plugins set the same cpuset, variable or mount, the
+        # Index 99 makes this plugin the last. If two plugins set one cpuset, variable or mount, the
         # container fails, and only the later plugin can see what the earlier one has set.
         plugin = field(1, "affinityd") + field(2, "99")
         connection.sendall(_request(stream, "RegisterPlugin", plugin))
@@ -92,7 +92,7 @@ def _receive(connection: socket.socket, seconds: float | None) -> bytes | None:
 
 
 def reply(request: bytes, answers: Mapping[str, Answer], guard: Guard) -> bytes:
-    """Return the ttrpc.Response to a ttrpc.Request; an empty one if it is not understood."""
+    """Return the ttrpc.Response to a ttrpc.Request; it is empty for a request that is not known."""
     payload = b""
     with guard():
         asked = read(request)
@@ -121,6 +121,6 @@ def _is_failure(response: Ttrpc) -> bool:
 
 
 def configure(_request: bytes) -> bytes:
-    """Return a ConfigureResponse: only these events are sent."""
+    """Return a ConfigureResponse: the events that the runtime is to send."""
     events = 1 << 3 | 1 << 4 | 1 << 7 | 1 << 9 | 1 << 10  # create, created, update, stop, remove
     return field(2, events)

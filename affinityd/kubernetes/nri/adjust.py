@@ -2,7 +2,7 @@
 
 In doubt a container gets nothing, and starts as it would without affinityd. The device files that
 it may open tell which GPUs it has. If the runtime adds the files later, CDI names and the variables
-of container runtimes tell it. `all`, a folder and the like prove nothing.
+of container runtimes tell the GPUs. `all`, a folder and the like prove nothing.
 
 Sources: NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; its k8s-device-plugin,
 "deviceListStrategy"; Ascend Docker Runtime, "ASCEND_VISIBLE_DEVICES"; the names of DRA drivers.
@@ -106,7 +106,7 @@ def _lists_gpus(container: Container, gpus: int) -> bool:
 
 
 def listed(container: Container) -> str | None:
-    """Return the value of NVIDIA's variable; None: it proves nothing."""
+    """Return the value of NVIDIA's variable; None: the value proves nothing."""
     value = container.environment.get("NVIDIA_VISIBLE_DEVICES", "")
     names_gpus = re.match(r"(?:[0-9]+|GPU-[^,]+|MIG-[^,]+)(?:,|$)", value, re.ASCII)
     return value if names_gpus else None
@@ -183,7 +183,7 @@ def adjust(
 ) -> Adjustment:
     """Return the changes to a container with these GPUs.
 
-    `within` and `memory`: the CPUs and NUMA nodes that its pod may use, None if not known. `runs`:
+    `within` and `memory`: the CPUs and NUMA nodes that its pod may use, None if unknown. `runs`:
     the container is running. Raises AffinityError if no plan can be made: for a GPU that this node
     does not have, or if no CPU is allowed.
     """
@@ -194,7 +194,7 @@ def adjust(
     )
     if word == config.OFF:
         return Adjustment("off")
-    # The cpuset belongs to another program: kubelet's static policy gives every container one.
+    # Another program has set this cpuset: kubelet's static policy sets that of every container.
     is_taken = bool(container.cpus)
     cpuset = parse_list(container.cpus)
     usable = within
@@ -266,7 +266,7 @@ def _planned(
     granted: str,
     within: CpuSet | None,
 ) -> Reply:
-    """Return a container's plan: all CPUs near its GPUs, and far ones if it asked for more.
+    """Return a container's plan: all CPUs near its GPUs, and far CPUs if it asked for more.
 
     It also gets far CPUs if the near CPUs are too few for all containers with GPUs there. Without a
     request, a container counts as if it had asked for its GPUs' part of the node's CPUs, or for
@@ -280,11 +280,11 @@ def _planned(
     near = {near_nodes(node.topology, rank.gpu) for rank in ranks}
     # The containers of the other GPUs on these nodes may have requested as much for each GPU.
     others = sum(near_nodes(node.topology, gpu) in near for gpu in node.topology.gpus)
-    together = -(-container.shares * others // (CPU_SHARES * gpus))  # rounded up, as `others` is
+    together = -(-container.shares * others // (CPU_SHARES * gpus))  # rounded up
     cpus = container.asked
     if not cpus:
         cpus = pod.asked
-        if options.mode == "node":  # other modes give a rank its part themselves
+        if options.mode == "node":  # other modes divide the node's CPUs
             part = -(-len(node.usable) * gpus // len(node.topology.gpus))
             cpus = max(part, cpus)
     each = -(-max(cpus, together) // len(ranks))
@@ -308,7 +308,7 @@ def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict
 
 
 def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[str, str]:
-    """Return one rank's NIC variables of libraries, for devices that its container can open."""
+    """Return NIC variables for a container of one rank: they name devices that it can open."""
     files = {path.removeprefix("/dev/infiniband/") for path in container.devices}
     ports = []
     for port in reply.rdma:
@@ -328,7 +328,7 @@ def _nics(container: Container, reply: Reply, nics: str, rules: Rules) -> dict[s
 
 
 def _folder(pod: Pod, container: Container, rules: Rules) -> str | None:
-    """Return the folder of the socket, if the namespace is listed and nothing is mounted there."""
+    """Return the socket's folder, if the namespace is listed and nothing else is mounted there."""
     if not rules.of_namespace(pod.namespace):
         return None
     for path in container.mounts:

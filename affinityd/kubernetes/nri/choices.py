@@ -44,15 +44,15 @@ class Rules:
     verbs: Callable[[str], Collection[str]] = lambda _device: ()
 
     def of_namespace(self, name: str) -> Choices | None:
-        """Return the choices of a namespace; None: it is not listed."""
+        """Return the choices of a namespace; None: the namespace is not listed."""
         choices = self.namespaces.get(name)
-        if choices is None and name != "kube-system":  # `*` does not include it
+        if choices is None and name != "kube-system":  # which `*` leaves out
             choices = self.namespaces.get("*")
         return choices
 
 
 def is_chosen(pod: Pod, rules: Rules) -> bool:
-    """Return whether the site or the pod has chosen anything for its containers."""
+    """Return whether the site or the pod has chosen anything for the pod's containers."""
     says = LABEL in pod.labels or f"{ANNOTATION}switch" in pod.annotations
     return says or rules.of_namespace(pod.namespace) is not None
 
@@ -76,7 +76,7 @@ def choices_of(pod: Pod, rules: Rules) -> Choices:
 
 
 def read_choices(texts: Mapping[str, str], default: Choices, source: str) -> Choices:
-    """Return these choices. Raises InvalidRequestError, a line that begins with `source`."""
+    """Return the choices in `texts`. Raises InvalidRequestError, which begins with `source`."""
     choices = default
     name = ""
     try:

@@ -45,13 +45,13 @@ class Container:
     name: str
     environment: Mapping[str, str]
     annotations: Mapping[str, str]
-    mounts: tuple[str, ...]  #: their destinations
+    mounts: tuple[str, ...]  #: destinations of the mounts
     devices: tuple[str, ...]  #: device files
     cdi_devices: tuple[str, ...]  #: names of CDI devices; older runtimes do not send them
     shares: int  #: cpu.shares of its request, CPU_SHARES for each CPU; 0: no request
     limit: int | None  #: CPUs, rounded up
     cpus: str  #: its cpuset; empty: the runtime sets none
-    memory_nodes: str  #: of its cpuset
+    memory_nodes: str  #: NUMA nodes of its cpuset; empty: not set
     is_stopped: bool = False
 
     @property
@@ -66,7 +66,7 @@ class Container:
 
 
 def created(request: bytes) -> tuple[Pod, Container]:
-    """Return the pod and container of a CreateContainerRequest. Raises ValueError for others."""
+    """Return the pod and container of a CreateContainerRequest. Raises ValueError otherwise."""
     whole = read(request)
     return _pod(embedded(whole, 1)), _container(embedded(whole, 2))
 
@@ -185,7 +185,7 @@ def _pair(name: str, value: str) -> bytes:
 
 
 def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = True) -> bytes:
-    """Return cpusets by container id; `more`: others follow; `may_fail`: report no refusals."""
+    """Return new cpusets of containers; `more`: others follow; `may_fail`: report no refusals."""
     response = b""
     for container, cpus in cpus_of.items():
         cpuset = field(2, field(1, field(2, field(6, cpus))))
@@ -195,7 +195,7 @@ def updates(cpus_of: Mapping[str, str], *, more: bool = False, may_fail: bool = 
     return response
 
 
-PLUGIN = 1  #: numbers of connections: PLUGIN answers the runtime, RUNTIME the plugin
+PLUGIN = 1  #: number of a connection: on PLUGIN the plugin answers, on RUNTIME the runtime
 RUNTIME = 2
 REQUEST = 1  #: kinds of messages
 RESPONSE = 2
