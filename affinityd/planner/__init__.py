@@ -37,7 +37,7 @@ class Demand(NamedTuple):
     together: Mapping[int | None, int] = {}
     #: Each rank's home node, for modes that divide its cores; None: the nearest.
     homes: tuple[int | None, ...] | None = None
-    others: CpuSet = frozenset()  #: CPUs of other plans: taken last as far CPUs
+    others: CpuSet = frozenset()  #: CPUs of other plans: the last to be taken as far CPUs
     cuts_cores: bool = False  #: ranks that share get as many CPUs as they ask for, not whole cores
 
 
@@ -50,7 +50,7 @@ class PlanWarning(NamedTuple):
 
 
 class Widening(NamedTuple):
-    """Why a rank has far CPUs: its home nodes had too few for its ranks' requests."""
+    """Why a rank has far CPUs: its home nodes had too few CPUs for the requests of their ranks."""
 
     cpus: CpuSet  #: the added CPUs
     at_home: int  #: allowed logical CPUs of the home nodes, for all of their ranks
@@ -58,14 +58,14 @@ class Widening(NamedTuple):
 
 
 class RankPlan(NamedTuple):
-    """One rank's place."""
+    """The plan of one rank."""
 
     rank: int
     gpu: Gpu
     cpus: CpuSet
     physical_cores: int
     home_node: int | None  #: the first of its home nodes
-    locality: str  #: of `nearness.LOCALITIES`
+    locality: str  #: one of `nearness.LOCALITIES`
     memory_node: int | None
     threads: int  #: physical cores ÷ the ranks that share them, at least 1
     reasons: tuple[str, ...]
@@ -74,7 +74,7 @@ class RankPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Every rank's place."""
+    """The plans of all ranks."""
 
     ranks: tuple[RankPlan, ...]
     share: str  #: among which GPUs the cores were divided: "requested" or "node"
@@ -82,7 +82,7 @@ class Plan(NamedTuple):
 
 
 def widened_cpus(ranks: Iterable[RankPlan]) -> dict[tuple[str, int], CpuSet]:
-    """Return the CPUs, near and far, of the GPUs whose ranks were given far ones."""
+    """Return key of a GPU → CPUs of its rank, for ranks with far CPUs or with CPUs of their own."""
     return {rank.gpu.key: rank.cpus for rank in ranks if rank.widening or rank.is_own}
 
 

@@ -14,8 +14,8 @@ from affinityd.topology.model import Gpu, Topology
 
 MOST_RANKS = 256
 MOST_GPUS = 64
-#: For missing distances: that of a node to itself, and SLIT's value for unreachable (ACPI 6.5,
-#: §5.2.17).
+#: In place of missing distances: a node's distance to itself; SLIT's value for unreachable nodes
+#: (ACPI 6.5, §5.2.17).
 OWN_DISTANCE = 10
 FARTHEST = 255
 
@@ -28,13 +28,13 @@ def choose_gpus(
     A rank's distance to a GPU is the mean, over its online CPUs, of the distance between the nodes
     of CPU and GPU; all places are known. `each` is as for `gpus_of_each`. If there are more ranks
     than GPUs, adjacent ranks share a GPU, as few as possible. Of assignments with equal distances
-    the smallest list of places, in rank order, counts. Raises InvalidRequestError and
+    the smallest list of places, in rank order, is returned. Raises InvalidRequestError and
     UnsatisfiableError.
     """
     ranks = len(cpus_of_ranks)
     each = gpus_of_each(ranks, len(gpus), each)
-    # A list of GPUs is written as a number whose digits are the ranks', so the smaller list is the
-    # smaller number. Of two lists of a rank, the one with the lowest differing place is smaller.
+    # A list of places is written as a number with one digit for each rank, so the smaller list is
+    # the smaller number. Of two lists of a rank, that with the lowest differing place is smaller.
     places = range(len(gpus))
     if each == 1:
         base = len(gpus)
@@ -74,7 +74,7 @@ def deal_in_order(ranks: int, gpus: int, each: int | None) -> tuple[tuple[int, .
 
 
 def gpus_of_each(ranks: int, gpus: int, each: int | None) -> int:
-    """Return how many GPUs each rank has, `each` or as many as there are. Raises as choose_gpus."""
+    """Return how many GPUs each rank has: `each`, else an equal part. Raises as choose_gpus."""
     limits = (("ranks", ranks, MOST_RANKS), ("GPUs", gpus, MOST_GPUS))
     for noun, number, most in limits:
         if not 1 <= number <= most:
@@ -117,8 +117,8 @@ def _assign(costs: Sequence[Sequence[int]], *, most: int, crowding: int) -> list
     """Return the GPU of each row at the least cost, by successive shortest paths.
 
     A GPU has at most `most` rows, and each costs `crowding` more than the one before. A path adds a
-    row to a GPU, moves another row from there to the next GPU, and so on. The paths are Dijkstra's,
-    with the costs of earlier paths as potentials: no reduced cost is negative.
+    row to a GPU, moves another row from there to the next GPU, and so on. Dijkstra's algorithm
+    finds the paths: with earlier paths' costs as potentials, no reduced cost is negative.
     """
     gpus = range(len(costs[0]))
     chosen: list[int] = []

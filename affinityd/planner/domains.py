@@ -33,7 +33,7 @@ class RankGroup(NamedTuple):
 
 
 def usable_cores(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
-    """Return the cores with an allowed CPU, in their order, each cut down to its allowed ones."""
+    """Return the cores with an allowed CPU, in their order, each cut down to its allowed CPUs."""
     parts = []
     for core in cores:
         if allowed.issuperset(core.cpus):
@@ -57,10 +57,10 @@ def nearest_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> l
 
 
 def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[int | None]:
-    """Return each rank's home node, one of its nearest, for modes that divide cores.
+    """Return each rank's home node, one of its nearest nodes, for modes that divide cores.
 
-    Ranks without a choice are placed first; then the others in rank order, each on the tied node
-    that is home to the fewest ranks so far, then on the lowest. `allowed` must hold an online CPU.
+    Ranks without a choice are placed first; then the others in rank order, each on the lowest of
+    the tied nodes that have the fewest ranks so far. `allowed` must hold an online CPU.
     """
     nearest = nearest_nodes(topology, gpus, allowed)
     ranks_at: Counter[int | None] = Counter()
@@ -77,7 +77,7 @@ def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list
 def domains_of(
     topology: Topology, homes: Collection[Nodes], allowed: CpuSet, *, scope: str, unique: bool
 ) -> dict[Nodes, Domain]:
-    """Return the domain of each group of home nodes; `unique`: no core is in two of them."""
+    """Return the domain of each group of home nodes; `unique`: no core is in two domains."""
     domains = {}
     if scope == "node" or not unique:
         find_domain = near_domain if scope == "node" else socket_domain
@@ -100,7 +100,7 @@ def domains_of(
 
 
 def nearest_first(topology: Topology, homes: Nodes) -> list[int | None]:
-    """Return the numbers of all nodes: home nodes, then those nearest to the first of them."""
+    """Return the numbers of all nodes: home nodes, then the others by distance from the first."""
 
     def distance_and_order(node: NumaNode) -> tuple[float, tuple[bool, int]]:
         return topology.distance(homes[0], node.number), node.order
@@ -170,10 +170,10 @@ def positions(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:
 
 
 def shares_node(demand: Demand, mode: PlanMode) -> bool:
-    """Return whether each GPU's ranks must stay in its block."""
+    """Return whether each GPU's ranks must stay in the GPU's block."""
     if demand.options.share != "auto" or not mode.shares_node:
         return mode.shares_node and demand.options.share == "node"
-    # If ranks on one GPU may overlap, they divide more than its block.
+    # If ranks on one GPU may overlap, they divide more than the GPU's block.
     has_own_gpus = len({gpu.key for gpu in demand.gpus}) == len(demand.gpus)
     return demand.allowed == demand.unreserved and (mode.unique or has_own_gpus)
 
@@ -183,7 +183,7 @@ def gpu_blocks(
 ) -> Mapping[tuple[str, int], Domain]:
     """Return each GPU's block, within the demand's allowed CPUs, by the GPU's key.
 
-    Balanced blocks keep as many cores as the smallest has. If a GPU may use none of its block, its
+    Balanced blocks have as many cores as the smallest. If a GPU may use none of its block, its
     node is divided again. A GPU is missing if its node has fewer allowed cores than GPUs.
     """
     options = demand.options
@@ -251,8 +251,8 @@ def widen_domains(
 ) -> tuple[RankGroup, ...]:
     """Return the groups, with domains that hold `asked` CPUs for each rank.
 
-    A domain is filled with the nearest allowed cores that are in no other group's domain, after its
-    own, until it holds enough or none are left. A domain with a core for each of its ranks stays as
+    After its own cores, a domain is filled with the nearest allowed cores that no group's domain
+    has, until it suffices or no core is left. A domain with a core for each of its ranks stays as
     it is: with cores added at its end, the last ranks would get no near core.
     """
     taken: list[Core] = []
@@ -288,9 +288,9 @@ def top_up_cores(
     *,
     asked: int,
 ) -> RankCores:
-    """Return the cores of a unique mode: no rank lacks CPUs while allowed ones are idle.
+    """Return the cores of a unique mode: no rank lacks CPUs while allowed CPUs are idle.
 
-    A division may leave idle cores while a rank lacks some: cores are not cut in two, and no group
+    A division may leave idle cores while a rank lacks CPUs: cores are not cut in two, and no group
     takes cores of another's domain.
     """
     free = _free_cores(topology, demand, chain(*cores_of.values()))
@@ -319,7 +319,7 @@ def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> li
 def _take(
     free: list[Core], topology: Topology, demand: Demand, homes: Nodes, lack: int
 ) -> tuple[Core, ...]:
-    """Take the free cores nearest to home nodes, until they have `lack` CPUs or all are taken."""
+    """Take the free cores nearest to home nodes, until they have `lack` CPUs or no core is left."""
     cores: list[Core] = []
     if lack > 0:
         order = nearest_first(topology, homes)

@@ -1,7 +1,7 @@
 """Modes: how the ranks of one domain divide it. A mode is a row of `MODES`, never a branch.
 
-A domain is a sequence of bundles. A bundle is dealt as one: a near core, and after it its
-partners (cores of the same package that are near to no planned rank).
+A domain is a sequence of bundles. A bundle is dealt as a whole: a near core, then the
+core's partners (cores of the same package that are near to no planned rank).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Position(NamedTuple):
     """Which part of a domain is requested."""
 
     rank: int  #: the rank's number among those that divide the domain, from 0
-    ranks: int  #: how many ranks divide it
+    ranks: int  #: how many ranks divide the domain
     quota: int  #: how many bundles a rank may have
     balanced: bool
 
@@ -62,13 +62,13 @@ def blocks(domain: Domain, position: Position) -> Domain:
 
 
 def one_cache(domain: Domain, position: Position) -> Domain:
-    """Each rank has the next LLC group; after the last one the first again."""
+    """Each rank has the next LLC group; after the last group comes the first again."""
     caches = largest_caches_first(domain)
     return caches[position.rank % len(caches)]
 
 
 def every_nth_cache(domain: Domain, position: Position) -> Domain:
-    """Each GPU has every n-th LLC group, at least one; other GPUs may have the same."""
+    """Each GPU has every n-th LLC group, at least one group; other GPUs may have the same group."""
     caches = largest_caches_first(domain)
     its_caches = caches[position.rank :: position.ranks] or [one_cache(domain, position)]
     return tuple(chain.from_iterable(its_caches))
@@ -96,7 +96,7 @@ class PlanMode(NamedTuple):
     shares: bool = False  #: ranks have all cores of their home nodes, however many ranks there are
     shares_node: bool = False  #: with share=node each GPU has a block of its own
     cut: Split = blocks  #: how the GPUs of a home node divide its cores into these blocks
-    by_rank: bool = False  #: ranks that see the same GPUs divide by their numbers
+    by_rank: bool = False  #: ranks that see the same GPUs divide the domain by number
     balances: bool = False  #: uses `balanced`
     counts: bool = True  #: uses `min_physical_cores` and `max_physical_cores`
     widens: bool = True  #: uses `cpus`

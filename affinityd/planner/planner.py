@@ -15,8 +15,8 @@ from affinityd.planner.reasons import Reasons, too_few_cores, warnings
 from affinityd.topology.model import Core, Gpu, Topology
 from affinityd.topology.nearness import locality, near_nodes, vicinity
 
-#: The groups with their own domains, before cores of others were added; the cores of every rank;
-#: and the GPUs that divided them: "requested" or "node".
+#: The groups, with the domains that they had before more cores were added; the cores of every rank;
+#: and which GPUs divided the cores: "requested" or "node".
 Division = tuple[tuple[RankGroup, ...], RankCores, str]
 
 
@@ -39,7 +39,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
         far = [warning for warning in plan_warnings if warning.code in {"remote_home", "widened"}]
         if far:
             for warning in far:
-                if warning.rank == far[0].rank:  # a rank with both warnings: its last line counts
+                if warning.rank == far[0].rank:  # of a rank's two warnings the last counts
                     why = warning.message
             raise UnsatisfiableError(f"strict: {why}; strict=false allows it")
     return Plan(ranks, share, plan_warnings)
@@ -47,7 +47,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
 
 def _divide_cores(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     options = demand.options
-    # A mode that does not count cores gives each rank one, so a rank cannot ask for more.
+    # A mode that does not count cores gives each rank one core; a rank cannot ask for more.
     if options.cpus is None or not mode.widens:
         asked = 0
     elif mode.counts:
@@ -157,7 +157,7 @@ def _rank_plans(
 def _widening(
     topology: Topology, demand: Demand, group: RankGroup, gpu: Gpu, cores: Iterable[Core]
 ) -> Widening | None:
-    """Return the far CPUs that a rank was given, and how many its group asked for; None: none."""
+    """Return a rank's far CPUs, and how many CPUs its group asked for; None: no far CPU."""
     options = demand.options
     if options.cpus is None:
         return None

@@ -40,7 +40,7 @@ class Reasons:
         self.of_nodes: dict[Nodes, tuple[str, ...]] = {}
 
     def of(self, rank: int, homes: Nodes, widening: Widening | None) -> Iterator[str]:
-        """Yield why a rank has its CPUs, and why others were left out."""
+        """Yield why a rank has its CPUs, and why other CPUs were left out."""
         gpu = self.demand.gpus[rank]
         cores = self.cores_of[rank]
         if gpu.numa_node is None:

@@ -1,4 +1,4 @@
-"""CPUs of one process alone: the deal of a Slurm step, and a mode's choice within them. Pure.
+"""CPUs that one process has alone: a Slurm step deals them, and a mode chooses among them. Pure.
 
 A slice is the CPUs that Slurm bound one task to. Slurm gives out slices without regard to where a
 task's GPU is. The tasks exchange CPUs, so that each has as many as before, shared with no other
@@ -19,7 +19,7 @@ from affinityd.text import count
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN, locality, vicinity
 
-#: Whether the CPUs are only a part of a core; the core's CPUs; which of its CPUs are in the pool.
+#: Whether the CPUs are only a part of a core; the core's CPUs; which of these are in the pool.
 Part = tuple[bool, tuple[int, ...], tuple[int, ...]]
 
 
@@ -59,7 +59,7 @@ def deal(
 
 
 class _Exchange:
-    """The tasks that are not wholly near, and the CPUs that they put into the pool."""
+    """The tasks whose slices are not wholly near, and the CPUs that they put into the pool."""
 
     def __init__(
         self, slices: Sequence[CpuSet], near: Sequence[CpuSet | None], fixed: CpuSet
@@ -77,7 +77,7 @@ class _Exchange:
         self.left: list[int] = []  #: tasks that take single cores from the pool
 
     def take_slices(self) -> None:
-        """Give each task without a near CPU the first slice of the same size that is near."""
+        """Give each task without near CPUs the first slice of the same size near its GPUs."""
         apart = []
         for task, near_cpus in self.near.items():
             cpus = self.slices[task]
@@ -93,7 +93,7 @@ class _Exchange:
                     break
 
     def put_in(self, cores: Sequence[Core]) -> None:
-        """Put slices not taken into the pool; each remaining task keeps its near part."""
+        """Put the slices that were not taken into the pool; each remaining task keeps near CPUs."""
         for task in self.near:
             self.pool |= self.slices[task] - self.fixed
         for task, near_cpus in self.near.items():
@@ -137,7 +137,7 @@ class _Exchange:
         return True
 
     def take_what_is_left(self, cores: Sequence[Core]) -> None:
-        """Fill the tasks up with far CPUs: whole cores first, and among them a task's own."""
+        """Fill the tasks up with far CPUs: whole cores first, and a task's own before others."""
         for task in self.left:
             if not self._lack(task):
                 continue
@@ -191,7 +191,7 @@ def plan_within(
     """Plan a process that has these CPUs for itself: the mode chooses within them.
 
     `ranks` are the numbers of its GPUs' ranks, maybe all the same; (): numbered from 0. `because`
-    is the reason for these CPUs; `remedy` says how to get others if none is near.
+    is the reason for these CPUs; `remedy` says how to get near CPUs if it has none.
 
     Raises UnsatisfiableError if `min_physical_cores` or `strict` cannot hold.
     """

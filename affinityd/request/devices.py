@@ -1,6 +1,6 @@
-"""Names of GPUs, and lists of visible devices, which are read as their drivers read them.
+"""Names of GPUs, and lists of visible devices, which are read as the GPUs' drivers read them.
 
-CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are one list. ROCm has two: ROCR_VISIBLE_DEVICES
+CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are lists. ROCm has two: ROCR_VISIBLE_DEVICES
 filters, and HIP_VISIBLE_DEVICES indexes what is left, written
 `ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`.
 
@@ -25,7 +25,7 @@ from affinityd.topology.model import Gpu, Topology
 UUID_KINDS = ("GPU-", "MIG-")
 #: PCI ids of Intel's Max 1550 and 1350, with two tiles each.
 INTEL_TWO_TILES = ("8086:0bd5", "8086:0bd6", "8086:0bd7", "8086:0bd8")
-#: What strtoul(3) reads: blanks of isspace(3), a sign, digits, without leading zeros.
+#: What strtoul(3) reads: blanks of isspace(3), a sign, leading zeros, digits.
 STRTOUL = r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)"
 
 
@@ -48,8 +48,8 @@ class ComputeDevice(NamedTuple):
 class Doubt(NamedTuple):
     """Why an index may mean any of several GPUs."""
 
-    why: str  #: with the remedy
-    gpus: frozenset[tuple[str, int]]  #: their keys
+    why: str  #: the reason, with the remedy
+    gpus: frozenset[tuple[str, int]]  #: keys of the GPUs that it may mean
 
 
 class VisibleDevices(NamedTuple):
@@ -68,14 +68,14 @@ Entry = tuple[str, ComputeDevice]
 
 @lru_cache(maxsize=4)
 def all_devices(topology: Topology) -> VisibleDevices:
-    """Return the devices of a caller that may use every GPU: the node's numbering, with gaps."""
+    """Return the devices of a caller that may use all GPUs: the node's numbers, with gaps."""
     gpus = [ComputeDevice(gpu) for gpu in topology.gpus]
     own = {device.gpu.index: device for device in gpus if device.gpu.vendor == topology.vendor}
     return VisibleDevices(own, tuple(_with_instances(gpus)))
 
 
 def number_devices(devices: Sequence[ComputeDevice]) -> VisibleDevices:
-    """Return the view of a caller with these devices; its indices count the first vendor's."""
+    """Return the view of a caller with these devices; indices count those of the first vendor."""
     of_vendor = [device for device in devices if device.gpu.vendor == devices[0].gpu.vendor]
     nameable = tuple(dict.fromkeys(_with_instances(devices)))
     return VisibleDevices(dict(enumerate(of_vendor)), nameable)
@@ -96,7 +96,7 @@ def number_tiles(seen: VisibleDevices) -> VisibleDevices:
 def find_entries(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...]:
     """Return the device of each entry of a request's `gpus`, in rank order; None means all.
 
-    Raises InvalidRequestError for an entry that can name no GPU, NoSuchGpuError for a hidden one.
+    Raises InvalidRequestError for an entry that can name no GPU, NoSuchGpuError for a hidden GPU.
     """
     if names is None:
         if not seen.by_index:
@@ -251,7 +251,7 @@ def _read_list(variable: str, text: str, seen: VisibleDevices) -> VisibleDevices
 
 
 def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:
-    """Return the devices of a list, up to the first unreadable, negative or missing one."""
+    """Return a list's devices, up to the first entry that is unreadable, negative or missing."""
     numbers = list(takewhile(lambda number: number >= 0, map(_strtoul, entries)))
     if len(set(numbers)) < len(numbers):
         return ()
@@ -269,7 +269,7 @@ def _strtoul(entry: str) -> int:
 
 
 def _by_uuid(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:
-    """Return the devices that UUIDs name, up to the first UUID that names none or several."""
+    """Return the devices that UUIDs name, up to the first UUID that does not name one device."""
     kind = entries[0][: len("GPU-")]
     names = list(takewhile(lambda entry: entry.startswith(kind), entries))
     matches = (with_uuid(name, seen.nameable) for name in names)

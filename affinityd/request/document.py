@@ -45,12 +45,12 @@ class PlannedNic:
 
 @dataclass(frozen=True)
 class PlannedRank:
-    """One rank's place."""
+    """The plan of one rank."""
 
     rank: int
     gpu: PlannedGpu
     numa_node: int | None  #: of the GPU
-    home_node: int | None  #: the NUMA node whose CPUs it gets first
+    home_node: int | None  #: the NUMA node whose CPUs the rank gets first
     locality: Annotated[str, OneOf(LOCALITIES)]
     cpulist: CpuList
     physical_cores: int
@@ -123,7 +123,7 @@ class ProblemDocument:
 
 
 def document(reply: Reply) -> PlanDocument:
-    """Return a plan as its JSON document has it."""
+    """Return the JSON document of a plan."""
     request = reply.request
     options = {**vars(request.options), "share": reply.plan.share}
     within = None if reply.within is None else format_list(reply.within)

@@ -48,7 +48,7 @@ SLURM_JOB = "SLURM_JOB_ID"
 SLURM_TASK = "SLURM_LOCALID"
 FLUX_TASK = "FLUX_TASK_LOCAL_ID"
 LOCAL_RANK = "LOCAL_RANK"
-#: Launchers: the variable of the local rank, and those of the number of ranks. The launcher nearest
+#: Launchers: variable of the local rank → variables of the number of ranks. The launcher nearest
 #: to the process comes first: torchrun runs under srun, and mpirun's ranks inherit srun's
 #: variables.
 LAUNCHERS = {
@@ -127,7 +127,7 @@ SENT = (
 )
 #: Variables with a list of CPUs or of nodes; lists in other variables are of tasks or GPUs.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
-#: All names that `env` may have; scripts send the others as well.
+#: All names that `env` may have: commands send only SENT, scripts send all of them.
 READ = frozenset((*SENT, *PARAMETER_VARIABLES.values()))
 
 #: Variables by which libraries and launchers undo a pin, each with the setting that prevents it.
@@ -152,7 +152,7 @@ NIC_VARIABLES = {
 
 
 class Rank:
-    """A local rank: its number, how many there are (None: unknown), and their variable."""
+    """A local rank: its number, the number of ranks (None: unknown), and its variable."""
 
     def __init__(self, number: int, size: int | None, variable: str) -> None:
         self.number = number
@@ -186,7 +186,7 @@ def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
 
 
 def local_rank(environ: Environment) -> Rank | None:
-    """Return the local rank that the nearest launcher gave; None if there is none.
+    """Return the local rank that the nearest launcher gave; None if no launcher gave a rank.
 
     If that launcher does not tell the number of ranks, a farther launcher with the same rank
     counts: a script under srun exports LOCAL_RANK=$SLURM_LOCALID. A number of 1 proves nothing: the
@@ -253,7 +253,7 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
                 continue  # Slurm also numbers a batch script and an interactive shell
             tasks = slurm_tasks(environ)
             size = tasks if tasks is not None and rank < tasks else None
-        elif variable != FLUX_TASK or environ.get("FLUX_JOB_NNODES") == "1":  # else it is the job's
+        elif variable != FLUX_TASK or environ.get("FLUX_JOB_NNODES") == "1":  # else the job's
             size = next((_count(environ, name) for name in sizes if environ.get(name)), None)
         if size is not None and rank >= size:
             line = f"{variable}={rank}, but there are {size} ranks here: unset it"
@@ -274,8 +274,8 @@ def _count(environ: Environment, name: str) -> int | None:
 def is_alone(environ: Environment, rank: Rank) -> bool:
     """Return whether a task is its launcher's only one here: all GPUs that it sees are its own.
 
-    If no launcher tells the number of tasks, the first one counts as alone. A worker of torchrun
-    does not: LOCAL_RANK says which GPU it has.
+    If no launcher tells the number of tasks, the first task counts as alone; but a worker of
+    torchrun does not, as LOCAL_RANK says which GPU it has.
     """
     if rank.variable == LOCAL_RANK and TORCHRUN in environ:
         return False
@@ -283,7 +283,7 @@ def is_alone(environ: Environment, rank: Rank) -> bool:
 
 
 def slurm_tasks(environ: Environment) -> int | None:
-    """Return how many tasks a Slurm step has on this node: by SLURM_GTIDS, or 4(x2),3 by node."""
+    """Return how many tasks a Slurm step has here, by SLURM_GTIDS or a list like 4(x2),3."""
     listed = environ.get("SLURM_GTIDS")
     if listed:
         tasks_here = listed.split(",")
@@ -303,7 +303,7 @@ def slurm_tasks(environ: Environment) -> int | None:
 
 
 def chooses_gpu(environ: Environment) -> bool:
-    """Return whether AFFINITYD_CHOOSE_GPU is set, and no GPU is chosen already or by LOCAL_RANK."""
+    """Return whether to choose a GPU: AFFINITYD_CHOOSE_GPU is set, and nothing names a GPU yet."""
     word = environ.get(CHOOSE_GPU, "").lower()
     return word in YES and environ.keys().isdisjoint((LOCAL_RANK, GPUS))
 
@@ -315,7 +315,7 @@ def job_cpus(environ: Environment) -> int | None:
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
-    """Return a process's mask, or the CPUs that affinityd planned on if it set the mask."""
+    """Return a process's mask or, if affinityd set it, the CPUs that affinityd had planned on."""
     pinned = read_cpus(environ, CPULIST)
     allowed = read_cpus(environ, ALLOWED)
     if pinned == mask and pinned <= allowed:
@@ -324,7 +324,7 @@ def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
 
 
 def read_cpus(environ: Environment, name: str) -> CpuSet:
-    """Return the CPUs in a variable; empty if it has none, or is malformed."""
+    """Return the CPUs in a variable; empty if it is not set, or malformed."""
     try:
         return parse_list(environ.get(name, ""))
     except ValueError:
@@ -334,7 +334,7 @@ def read_cpus(environ: Environment, name: str) -> CpuSet:
 def task_of(environ: Environment) -> str:
     """Return a process's task as text: step, ranks, GPUs and settings, by the variables.
 
-    A pin holds for one task; ranks of a launcher that inherit its variables are other tasks. A
+    A pin is for one task; ranks of a launcher that inherit the pin's variables are other tasks. A
     rank's script may export the rank's number by another name. Raises InvalidRequestError.
     """
     again = variables_of_rank(environ)[:-1]

@@ -31,7 +31,7 @@ class Request(NamedTuple):
     """A request as understood; equal requests have equal answers."""
 
     task: Task = Task()
-    observe: CpuSet | None = None  #: CPUs that an observing caller keeps; None: it pins
+    observe: CpuSet | None = None  #: CPUs that an observing caller keeps; None: the caller pins
     nics: int | None = None  #: NICs for each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
@@ -50,7 +50,7 @@ class Parameter(NamedTuple):
 
 
 def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
-    """Read (name, value) pairs. Raises InvalidRequestError, which names the first wrong one."""
+    """Read (name, value) pairs. Raises InvalidRequestError, which names the first wrong pair."""
     values: dict[str, Any] = {}
     for name, text in pairs:
         parameter = PARAMETERS.get(name)
@@ -66,7 +66,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
         except ValueError as error:
             raise InvalidRequestError(f"{name}: {error}") from None
     if "scope" in values:
-        values.setdefault("mode", "all")  # `all` means all of the node, whatever the scope
+        values.setdefault("mode", "all")  # mode `node` would ignore the scope
     of_options = Options.__annotations__.keys() & values.keys()
     options = Options(**{name: values.pop(name) for name in of_options})
     most = options.max_physical_cores
@@ -80,7 +80,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
     request = Request(task, **values, options=options)
     names_one = task.ranks and len(task.rank or ()) == 1
     if task.job and (task.rank or task.ranks) and not names_one:
-        raise InvalidRequestError("job needs ranks and one rank: how many tasks, and which")
+        raise InvalidRequestError("job needs ranks (how many tasks) and one rank (which task)")
     if request.whose == "node" and task.cpuset is not None:
         raise InvalidRequestError(
             "whose=node plans on the whole node, cpuset on some of its CPUs; give one of them"
@@ -89,7 +89,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """Return a hint for an unknown name: the most similar known name, else all of them."""
+    """Return a hint for an unknown name: the most similar known name, else all known names."""
     import difflib  # noqa: PLC0415 - a rank has no use for it
 
     near = difflib.get_close_matches(name[:64], known, n=1)
@@ -97,7 +97,7 @@ def suggestion(name: str, known: Collection[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a value that is short enough to read, and that JSON can hold."""
+    """Return a value, if it is short enough to read and JSON can hold it. Raises ValueError."""
     if len(text) > MAX_LENGTH:
         raise ValueError(f"{len(text)} characters are too many; the most is {MAX_LENGTH}")
     is_utf8 = text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

@@ -27,8 +27,8 @@ class ProcessPlan:
     allowed: CpuSet
     memory_nodes: CpuSet
     visible_memory: CpuSet = frozenset()  #: memory nodes near any visible GPU
-    near: CpuSet | None = None  #: the near allowed CPUs; None: no far ones were added
-    gpus: CpuSet = frozenset()  #: indices of the node itself; empty if uncertain
+    near: CpuSet | None = None  #: the near allowed CPUs; None: no far CPUs were added
+    gpus: CpuSet = frozenset()  #: indices in the node's numbering; empty if uncertain
     visible: Mapping[str, str]  #: variables that restrict the process to GPUs chosen for it
     nodes: CpuSet = frozenset()  #: the home nodes
     locality: str
@@ -37,7 +37,7 @@ class ProcessPlan:
     rdma: tuple[str, ...] = ()  #: ports, like mlx5_2:1
     warning_codes: tuple[str, ...] = ()
     source: str = "daemon"  #: where the topology is from: a daemon, "node.json" or "sysfs"
-    trouble: str | None = None  #: why no daemon made the plan; None: a daemon did, or none is there
+    trouble: str | None = None  #: how asking a daemon failed; None: it did not, or no daemon runs
     replayed: bool = False  #: the machine is another one than this
 
     def __init__(self, **fields: object) -> None:  # importing dataclasses is slow

@@ -49,7 +49,7 @@ class Resolved:
 
     node: Node
     request: Request
-    task: Task  #: the request's
+    task: Task  #: the request's task
     seen: VisibleDevices
     entries: tuple[Entry, ...]  #: the GPUs that the request names, else all that its caller sees
     job: tuple[Entry, ...]  #: the GPUs of the caller's job; (): not known
@@ -112,7 +112,7 @@ def plan_ranks(resolved: Resolved) -> Planned:
 
 
 def _place_in_job(resolved: Resolved) -> tuple[tuple[Entry, ...], frozenset[int], int]:
-    """Return the GPU of each rank of a job, the ranks of this task, and the number of its GPUs."""
+    """Return the GPU of each rank of a job, the ranks of this task, and how many GPUs it has."""
     task = resolved.task
     own = resolved.entries
     sharing = 1
@@ -156,7 +156,7 @@ def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
         try:
             order = find_entries(resolved.seen, listed)
         except (InvalidRequestError, NoSuchGpuError) as error:
-            why = "which GPU it uses is not known" if listed == ("unknown",) else error
+            why = "it is not known which GPU the task uses" if listed == ("unknown",) else error
             raise BoundError(f"{GPU_ORDER}={','.join(listed)}: {why}") from None
         return tuple((order[rank % len(order)],) for rank in range(ranks))
     if ranks >= gpus:
@@ -168,7 +168,7 @@ def deal_gpus(resolved: Resolved, ranks: int) -> GpusOfRanks:
 
 
 def has_bound_gpus(task: SlurmTask, visible: Sequence[Entry]) -> bool:
-    """Return whether Slurm chose a task's GPUs; if not, all tasks of the step see the same."""
+    """Return whether Slurm chose a task's GPUs; if not, all tasks of the step see the same GPUs."""
     return task.binds_gpus or len(visible) < (task.step_gpus or 0)
 
 
@@ -177,14 +177,14 @@ def check_step_gpus(task: SlurmTask, visible: Sequence[Entry]) -> None:
     seen = len({gpu.key for gpu in gpus_of(visible)})
     if task.step_gpus and seen > task.step_gpus and task.tasks > 1:
         raise UnsatisfiableError(
-            f"it is not known which {task.step_gpus} of the {seen} GPUs that it sees are its step's"
+            f"it is not known which {task.step_gpus} of the {seen} visible GPUs belong to the step"
         )
 
 
 def plan_chosen(resolved: Resolved) -> Planned | None:
     """Plan ranks on GPUs that are chosen for them from the GPUs that all ranks of a node see.
 
-    Every rank finds the same of four cases. 1. The GPUs are the rank's own, maybe by an earlier
+    All ranks find the same one of four cases. 1. The GPUs are the rank's own, maybe by an earlier
     choice: None. 2. The CPUs of all ranks are known: they keep them, and get the GPUs near them. 3.
     The launcher has bound no rank: rank i has GPU i, and CPUs near it. 4. Otherwise AffinityError
     says what is not known.
@@ -247,7 +247,7 @@ def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
 
 
 def _known_cpus(resolved: Resolved, ranks: int) -> tuple[CpuSet, ...]:
-    """Return the CPUs that the launcher gave each rank of a node; (): it bound none of several.
+    """Return the CPUs that the launcher gave each rank of a node; (): it bound no rank.
 
     For a rank that affinityd has pinned, the CPUs in the launcher's list count: so all ranks choose
     alike, pinned or not. Raises UnsatisfiableError if the CPUs are not known.
@@ -350,14 +350,14 @@ def _plan_in_slice(
 def _cpus_together(
     node: Node, cpus: int, tasks: int, entries: Sequence[Entry], allowed: CpuSet
 ) -> dict[int | None, int]:
-    """Return how many CPUs the ranks of each home node get, with so many CPUs for a rank."""
+    """Return how many CPUs the ranks of each home node get, with `cpus` for each rank."""
     sees_all = len(entries) >= tasks
     gpus = gpus_of(entries) if sees_all else node.topology.gpus
     homes = home_nodes(node.topology, gpus, allowed) if allowed else []
     together: dict[int | None, int] = {}
     for home in homes:
         ranks = homes.count(home)
-        if not sees_all:  # all GPUs of the other tasks may be on its home node
+        if not sees_all:  # all GPUs of the other tasks may be on this home node
             ranks = max(min(ranks, tasks), -(-tasks * ranks // len(homes)))
         together[home] = cpus * ranks
     return together
@@ -386,8 +386,8 @@ def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
 def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[Entry, ...]:
     """Return the GPUs of a task's job, by the node's numbering; (): not known.
 
-    GPUs that a variable names count only if the task's own GPUs are among them. If they are not
-    among stated GPUs, that is an error.
+    GPUs that a variable names count only if the task's own GPUs are among them. If the request
+    states the job's GPUs, it is an error if the task's own are not among them.
     """
     if not task.job:
         return ()
@@ -413,7 +413,7 @@ def asked_ranks(asked: Sequence[int] | None, count: int) -> frozenset[int]:
 
 
 def places_of(entry: Entry, job: Sequence[Entry]) -> list[int]:
-    """Return a device's positions in a job's list, or its GPU's. Raises NoSuchGpuError."""
+    """Return the positions of a device, or of its GPU, in a job's list. Raises NoSuchGpuError."""
     name, device = entry
     places = [place for place, (_, other) in enumerate(job) if other == device]
     if not places:
@@ -449,7 +449,7 @@ def at_most_of_whole_node(
 ) -> int:
     """Return `each`, but at most a GPU's part of the cores if a job has the machine for itself.
 
-    That job may lack a few cores (CoreSpecCount), and second threads (--hint=nomultithread).
+    Such a job may lack a few cores (CoreSpecCount), and second threads (--hint=nomultithread).
     """
     cores = usable_cores(topology.cores, usable_cpus)
     lacking = sum(cpus.isdisjoint(core.cpus) for core in cores)

@@ -31,7 +31,7 @@ class Caller(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A plan with all that its document says about it."""
+    """A plan, with all that the plan's document says."""
 
     node: str
     generation: int
@@ -44,10 +44,10 @@ class Reply(NamedTuple):
     plan: Plan
     nics: Mapping[tuple[str, int], tuple[NearNic, ...]]  #: near NICs of each rank's GPU, best first
     replayed: bool  #: the node is not the machine on which this runs
-    switch: str = ON  #: of the node and the caller, the stricter one
+    switch: str = ON  #: the stricter switch of node and caller
     #: The nodes whose memory is near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
-    doubt: Doubt | None = None  #: why its GPUs may be others; None: they are certain
+    doubt: Doubt | None = None  #: why the GPUs may be others; None: they are certain
     #: Rank → the variables by which it sees only the GPUs chosen for it
     visible: Mapping[int, Mapping[str, str]] = {}
     near_cpus: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 
     @property
     def warnings(self) -> tuple[PlanWarning, ...]:
-        """The warnings about the requested ranks, or about all."""
+        """The warnings about the requested ranks, or about the whole plan."""
         concerned = {None, *self.asked_ranks}
         return tuple(warning for warning in self.plan.warnings if warning.rank in concerned)
 

@@ -41,7 +41,7 @@ from affinityd.topology.nearness import vicinity
 #: What to ask Slurm for if a slice has no near CPU.
 REMEDY = "--gres-flags=enforce-binding with Cores= in gres.conf, or --gpu-bind=closest"
 
-#: All tasks of a step ask at once, for the same result: of 64 requests this is the main cost.
+#: All tasks of a step ask at once for the same result, which is the main cost of 64 requests.
 _deal_once = lru_cache(8)(deal)
 
 
@@ -53,7 +53,7 @@ class StepTask:
     task: SlurmTask
     dealt: GpusOfRanks  #: the GPUs of each task, as far as this task knows
     job: tuple[Entry, ...]  #: the GPUs of its job; (): not known, or not all are here
-    is_bound: bool  #: whether Slurm chose its GPUs; if not, all tasks of the step see the same
+    is_bound: bool  #: whether Slurm chose its GPUs; if not, all tasks see the same GPUs
 
     @property
     def own(self) -> tuple[Entry, ...]:
@@ -67,7 +67,7 @@ class StepTask:
 
 
 def plan_task(resolved: Resolved, task: SlurmTask) -> Planned:
-    """Plan a task of a step. Raises AffinityError; BoundError where the user set its mask."""
+    """Plan a task of a step. Raises AffinityError; BoundError where the user set the mask."""
     node = resolved.node
     visible = resolved.entries
     within = resolved.within
@@ -144,7 +144,7 @@ def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
 
 
 def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
-    """Plan a task within its slice, or within the CPUs that the step's tasks exchange for it."""
+    """Plan a task on its slice, or on the CPUs that it has after tasks have exchanged some."""
     task = step.task
     seen = step.resolved.seen
     node = step.resolved.node
@@ -220,8 +220,8 @@ def _plan_without_slice(step: StepTask, allowed: CpuSet) -> Planned:
     planned = Planned(step.own, step.ranks, options, result, allowed)
     if mode.unique and has_siblings:
         message = (
-            f"mode {options.mode} has too few CPUs near this task's GPUs for the number that it "
-            "asked for: it has the CPUs of mode node, which other tasks may share"
+            f"mode {options.mode} has too few CPUs near this task's GPUs for the number that was "
+            "asked for: the task has the CPUs of mode node, which other tasks may share"
         )
         return add_warnings(planned, PlanWarning("not_unique", message))
     return planned
@@ -236,7 +236,7 @@ def _beside_neighbors(step: StepTask, options: Options, allowed: CpuSet) -> Plan
     demand = demand_of(node, step.own, allowed, options)
     if not allowed:
         return plan(topology, demand)
-    # All tasks see the step's GPUs, unless Slurm bound GPUs: then the step has some of the job's.
+    # The step's GPUs, which all tasks see; but if Slurm bound GPUs, all of the job's.
     divided = (step.job if step.is_bound else ()) or step.resolved.entries
     nearest = nearest_nodes(topology, gpus_of(divided), allowed)
     homes = tuple(nodes[0] for nodes in nearest)

@@ -56,7 +56,7 @@ AMBIGUOUS = "ambiguous_index"
 
 @dataclass(frozen=True)
 class Task:
-    """The GPUs, rank and CPUs of a process, as stated, and by its facts."""
+    """The GPUs, rank and CPUs of a process: as parameters state them, else by its variables."""
 
     gpus: tuple[str, ...] | None = None  #: GPUs of the ranks, by name; None: all that it sees
     rank: tuple[int, ...] | None = None  #: its own ranks; None: all, as if it is the only process
@@ -69,7 +69,7 @@ class Task:
     #: The visible-device variables of all vendors, if none was stated
     lists: tuple[tuple[str, str], ...] = ()
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, for container runtimes
-    mps: str | None = None  #: device list of its MPS daemon; None: it is no client of one
+    mps: str | None = None  #: device list of its MPS daemon; None: it is no MPS client
     is_in_bus_order: bool = False  #: CUDA_DEVICE_ORDER says so
     counts_cards: bool = False  #: ZE_FLAT_DEVICE_HIERARCHY counts cards, not tiles
     renumbering: tuple[str, ...] = ()  #: variables of RENUMBERING that are set to numbers
@@ -81,7 +81,7 @@ class Task:
     #: a GPU; "unknown": assume nothing
     gpu_order: tuple[str, ...] = ()
     masks: tuple[CpuSet, ...] = ()  #: the CPUs of each rank here; (): all ranks have the same
-    masks_unknown: str | None = None  #: why the masks are not known; None: they are
+    masks_unknown: str | None = None  #: why the masks are not known; None: they are known
     opened: str | None = None  #: devices that it may open, also those of other jobs
     has_own_block: bool = False  #: its siblings have other GPUs and other cores
     is_process: bool = False  #: whether it may number GPUs differently from the node
@@ -89,7 +89,7 @@ class Task:
 
 
 def read_task(environ: Environment, stated: Task, options: Options, names: Collection[str]) -> Task:
-    """Return the task of a process by its variables; `stated` facts count first, by these names.
+    """Return a process's task by its variables; `stated` facts, named in `names`, come first.
 
     Raises InvalidRequestError for variables that are malformed, or contradict each other.
     """
@@ -122,7 +122,7 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
         return replace(task, granted=_choose_granted(environ, task))
     if stated.rank and stated.ranks:
         return task
-    if rank is None or stated.rank:  # one rank; its launcher or GPUs tell of how many
+    if rank is None or stated.rank:  # one rank; its launcher or GPUs tell how many there are
         return replace(task, job=None, ranks=rank.size if rank else None)
     by_number = replace(task, job=None, rank=(rank.number,), ranks=stated.ranks or rank.size)
     if is_named or stated.ranks:
@@ -181,7 +181,7 @@ def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
 
 
 def _choose_granted(environ: Environment, task: Task) -> str | None:
-    """Return the job's GPUs if an unbound task may open others too; else those it may open."""
+    """Return the job's GPUs if an unbound task may open more GPUs, else those it may open."""
     of_step = number(environ.get("SLURM_GPUS_ON_NODE"))
     files = (task.granted or "").count(",") + 1
     if task.job is None or task.visible is not None or of_step in {None, files}:
@@ -190,7 +190,7 @@ def _choose_granted(environ: Environment, task: Task) -> str | None:
 
 
 def _set_apart(environ: Environment, task: Task, rank: Rank, options: Options) -> Task | None:
-    """Return a rank with a block of cores of its own if no sibling sees its only GPU; else None."""
+    """Return a rank with its own block of cores, if its only GPU is no sibling's; else None."""
     if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return None
     container = task.nvidia_visible or task.granted
@@ -287,7 +287,7 @@ def _granted_device(everything: VisibleDevices, entry: str) -> ComputeDevice:
 def _devices_of_container(
     everything: VisibleDevices, listed: str, granted: tuple[ComputeDevice, ...] | None
 ) -> tuple[ComputeDevice, ...] | None:
-    """Return the devices that a container lists; None: no list (`all`), or not all are granted."""
+    """Return the devices that a container lists; None: no list (`all`), or some are not granted."""
     try:
         wanted = {at(everything, entry.strip()) for entry in listed.split(",")}
     except (InvalidRequestError, NoSuchGpuError):
@@ -354,7 +354,7 @@ def check_gpus(
         return None
     candidates = [gpu for gpu in topology.gpus if gpu.key in doubt.gpus or gpu.key in keys]
     if len({near_nodes(topology, gpu) for gpu in candidates}) > 1:
-        raise UnsatisfiableError(f"it is not known which GPU it uses: {doubt.why}")
+        raise UnsatisfiableError(f"it is not known which GPU the task uses: {doubt.why}")
     return PlanWarning(AMBIGUOUS, f"{doubt.why}; the CPUs near each of them are the same")
 
 

@@ -21,7 +21,7 @@ MOST_SHOWN = 20  #: most characters of a binding in a message
 class TaskCpus:
     """How many CPUs a task asked for, by its variables."""
 
-    cpus: int | None = None  #: a number
+    cpus: int | None = None  #: the number
     tasks: int | None = None  #: or it asked for an equal part of so many tasks' CPUs
     of_job: int | None = None  #: how many the job, or the container, has on this node
     #: Only the size of the mask or cpuset tells how many: then the part is at most a GPU's part of
@@ -37,7 +37,7 @@ class SlurmTask:
     number: int  #: the task's number on this node
     tasks: int  #: how many tasks the step has on this node
     step_gpus: int | None  #: how many GPUs the step has on this node
-    masks: tuple[CpuSet, ...]  #: mask of each task, as Slurm chose it; (): Slurm bound none
+    masks: tuple[CpuSet, ...]  #: mask of each task, as Slurm chose it; (): it bound no task
     mask: CpuSet | None = None  #: this task's current mask; None: not stated
     pinned: CpuSet = frozenset()  #: CPUs to which affinityd pinned it; empty: it is not pinned
     allowed: CpuSet = frozenset()  #: its CPUs before that pin; with a slice, all CPUs of the task
@@ -78,7 +78,7 @@ def read_asked_cpus(
 
 
 def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
-    """Return Slurm's -c, for a batch script times its tasks; None: -c was not given."""
+    """Return Slurm's -c, in a batch script for all its tasks; None: -c was not given."""
     each = number(environ.get("SLURM_CPUS_PER_TASK"))
     if not each or (rank and rank.variable != env.SLURM_TASK):
         return None
@@ -104,7 +104,7 @@ def read_slice(
 
 
 def bound_by(environ: Environment, launched: Rank | None) -> str | None:
-    """Return the user's option by which a Slurm task is left alone; None: there is none."""
+    """Return why a Slurm task keeps its CPUs, such as a user's option; None: they may change."""
     if "SLURM_STEP_ID" not in environ:
         return None
     kind = environ.get("SLURM_CPU_BIND_TYPE", "")
@@ -146,7 +146,7 @@ def _bind_list(environ: Environment) -> tuple[CpuSet, ...]:
 
 
 def read_masks(environ: Environment) -> tuple[tuple[CpuSet, ...], str | None]:
-    """Return the CPUs of each rank of its node, or why they are unknown; (), None: all the same.
+    """Return the CPUs of each rank on the node, or why they are unknown; (), None: all equal.
 
     Slurm lists them; other launchers do not. Raises InvalidRequestError.
     """

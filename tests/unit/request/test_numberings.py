@@ -20,6 +20,6 @@ def _wrong(case: Case) -> tuple[str, str, frozenset[str]] | None:
     parameters = {"mode": "node", "AFFINITYD_CPUS": "none", **granted, **case.environ}
     reply = try_to_ask(case.topology, **parameters)
     if isinstance(reply, UnsatisfiableError):
-        assert str(reply).startswith("it is not known which GPU it uses: "), case
+        assert str(reply).startswith("it is not known which GPU the task uses: "), case
     found = outcome(reply)
     return None if found in case.right else (case.name, found, case.right)

@@ -64,9 +64,9 @@ NOT_THE_JOB_S = "job: the caller's GPU 0 (0000:47:00.0) is not among the job's: 
     [
         ("ranks=0", InvalidRequestError, "ranks: '0' is not a whole number from 1"),
         ("ranks=2 rank=2", InvalidRequestError, "rank: there is no rank 2; the request has"),
-        ("job=0 rank=0", InvalidRequestError, "job needs ranks and one rank"),
-        ("job=0 ranks=1", InvalidRequestError, "job needs ranks and one rank"),
-        ("job=0 ranks=2 rank=0-1", InvalidRequestError, "job needs ranks and one rank"),
+        ("job=0 rank=0", InvalidRequestError, "job needs ranks"),
+        ("job=0 ranks=1", InvalidRequestError, "job needs ranks"),
+        ("job=0 ranks=2 rank=0-1", InvalidRequestError, "job needs ranks"),
         ("job=0 gpus=0 ranks=2 rank=2", InvalidRequestError, "rank: there is no rank 2"),
         ("job=foo", InvalidRequestError, "job: gpus: 'foo' is not an index"),
         ("whose=node cpuset=0", InvalidRequestError, "whose=node plans on the whole node, cpuset"),
