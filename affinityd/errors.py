@@ -7,14 +7,14 @@ from __future__ import annotations
 
 
 class AffinityError(Exception):
-    """Base of all errors for a caller; `status` is HTTP's, `title` its short name."""
+    """Base of all errors for a caller; `status` is the HTTP status, `title` a short name."""
 
     status = 500
     title = "Internal error"
     exit_code = 1
 
 
-GPUAffinityError = AffinityError  #: as gpu_affinity calls it
+GPUAffinityError = AffinityError  #: its name in the library gpu_affinity
 
 
 class InvalidRequestError(AffinityError):

@@ -1,10 +1,10 @@
-"""Documents in JSON: a dataclass is written as its fields, and read with each of them checked.
+"""Documents in JSON: a dataclass is written field by field, and each field is checked when read.
 
 No library, because: the base package has no dependency. msgspec is 1 MB of compiled code that takes
 4.4 starts of Python to import, pydantic 11 MB and 14.6; this takes 4.2, of which `json` and
 `dataclasses` are 3.3. If the base package ever needs a compiled library, msgspec would be used.
 
-A document is described once, by a dataclass whose fields are the JSON object's, in their order. A
+A document is described once, by a dataclass whose fields are those of the JSON object, in order. A
 document may come from another release: a field that is not known is ignored; a field that may be
 None, or has a default, may be missing.
 """
@@ -32,7 +32,7 @@ MAX_JSON_NUMBER = 2**74 - 1
 
 _LEFT_OUT = "left out"
 _CPULIST = "cpulist"
-#: A text that is CPUs: `0-3,8`.
+#: A text that lists CPUs: `0-3,8`.
 CpuList = Annotated[str, _CPULIST]
 
 
@@ -51,8 +51,8 @@ _PLAIN: dict[Any, str] = {
 class OneOf:
     """Annotates a text that is one of these words: OpenAPI lists them, and readers refuse others.
 
-    typing.Literal would repeat the words that constants and tables (as that of the modes) already
-    hold, and every variable on a word's way to a document would need that type.
+    typing.Literal would repeat the words that constants and tables (such as that of the modes)
+    already hold, and every variable on a word's way to a document would need that type.
     """
 
     words: tuple[str, ...]
@@ -145,7 +145,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:  # noqa: ANN401 - a type, a
             key = _number(name, place) if name_kind is int else name
             items_by_name[key] = _read(item_kind, item, f"{place}[{quote(name)}]")
         return items_by_name
-    return _cpus(value, place)  # to a frozenset
+    return _cpus(value, place)  # the kind left is CpuSet
 
 
 @cache
@@ -214,6 +214,6 @@ def _not(place: str, value: object, expected: str) -> ValueError:
 
 
 def rfc3339(seconds: float) -> str:
-    """Return a moment, seconds since the epoch, to the millisecond."""
+    """Return a moment, given in seconds since the epoch, as RFC 3339 text with milliseconds."""
     moment = datetime.fromtimestamp(seconds, timezone.utc)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

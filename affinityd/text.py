@@ -30,7 +30,7 @@ def printable(text: str) -> str:
 
 
 def whole_number(text: str | None, most: int) -> int | None:
-    """Return the number in a text of digits; None for other texts, and above `most`."""
+    """Return the number in a text of digits; None for other texts, and for numbers above `most`."""
     if not text or not text.isascii() or not text.isdigit() or len(text) > len(str(most)):
         return None
     number = int(text)

@@ -35,13 +35,13 @@ def started(work: Callable[[], T]) -> Future[T]:
 
 STUCK_SECONDS = 0.5
 MOST_STUCK_OF_ONE = 4  #: how many readings of one user's processes may be late at once
-MOST_STUCK = 64  #: the same of all users' processes
+MOST_STUCK = 64  #: how many readings of all users' processes may be late at once
 
 
 class Readings(Generic[K, T]):
     """Readings of processes that may block their readers, each in a thread.
 
-    The kernel lets a reader wait for a lock of the process's memory. The process holds it while a
+    The kernel lets a reader wait for the lock of the memory, which the process holds while a
     page fault waits for a file system that does not answer: a dead NFS server, or a user's FUSE
     program.
     """

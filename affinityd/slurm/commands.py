@@ -3,8 +3,8 @@
 `slurmd -G` merges gres.conf with Gres= of slurm.conf, or with the GPUs AutoDetect= finds, in the
 order of Slurm's GPU numbers. It leaves out GPUs that do not fit Gres=. All its output is on stderr:
 a line for each device, and errors: seen with Slurm 22.05, 24.11 and 26.05. From 24.11 on munged
-must run. It opens slurmd's log and rewrites hwloc's file in the spool folder; 26.05 lifts the
-memory limit of its own cgroup, as root.
+must run. `slurmd -G` opens slurmd's log and rewrites hwloc's file in the spool folder; as root,
+26.05 lifts the memory limit of its own cgroup.
 
 Source: scontrol(1).
 """
@@ -52,7 +52,7 @@ class ShownNode:
 
     @property
     def configured(self) -> TypeCounts | None:
-        """Return the Gres= of nodes. Raises SlurmError; InvalidRequestError if the nodes differ."""
+        """The node's Gres= in slurm.conf; None: slurmctld shows only what the node registered."""
         if "INVALID_REG" in self.state:  # the node registered with fewer GPUs of a type
             return None
         return self.gres
@@ -101,7 +101,7 @@ class LocalSlurm:
         return nodes
 
     def node_name(self, host: str) -> str:
-        """Return a host's NodeName= in slurm.conf: NodeHostname= is the host without its domain."""
+        """Return a host's NodeName= in slurm.conf, by the host's name without its domain."""
         short = host.partition(".")[0]
         aliases = []
         with suppress(SlurmError):
@@ -113,7 +113,7 @@ class LocalSlurm:
     def configured(self, hosts: str) -> TypeCounts:
         """Return the Gres= of the nodes of a hostlist, which must be equal.
 
-        Raises SlurmError if none is known, and InvalidRequestError if the nodes differ.
+        Raises SlurmError if no Gres= is known, and InvalidRequestError if the nodes differ.
         """
         known = [node for node in self.nodes(hosts) if node.configured is not None]
         if not known:
@@ -287,8 +287,8 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
 def _fits(conf: GresConf, gpu: Gpu, entry: GresEntry) -> bool:
     """Whether an entry fits a GPU's line; it may also have the cores of the GPU's package.
 
-    If Gres= has no types, slurmd drops them, and says so. For a GPU of an unknown NUMA node no
-    cores are right.
+    If Gres= has no types, slurmd drops those of lines, and says so. For a GPU whose NUMA node is
+    unknown, any cores fit.
     """
     if entry.name != "gpu":
         return False

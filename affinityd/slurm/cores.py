@@ -3,7 +3,7 @@
 Slurm takes hwloc's logical numbers, `Core L#` of `lstopo -l`: hwloc goes down from packages to
 cores, and at each step first to the object with the lowest CPU. Threads have no numbers of their
 own, and cores whose threads are all offline have none: when a core goes offline, the numbers after
-it change. Other sockets by configuration (SlurmdParameters=l3cache_as_socket, numa_node_as_socket)
+it change. Settings for other sockets (SlurmdParameters=l3cache_as_socket, numa_node_as_socket)
 change no number.
 
 Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.conf(5) "Cores".
@@ -61,7 +61,7 @@ class SlurmCores:
                     nested.append(part)
 
         def path(core: Core) -> list[int]:
-            """Return the lowest CPUs of all parts around a core, widest part first, and its own."""
+            """Return the lowest CPUs of the parts around a core, widest first, then its own."""
             around = [part for part in nested if core.cpus[0] in part]
             around.sort(key=len)
             around.reverse()
@@ -101,7 +101,7 @@ class SlurmCores:
 class CoreAffinity:
     """The right `Cores=` of one GPU."""
 
-    right: CoreNumbers | None  #: None: no Cores=, since all cores are right, or none is known
+    right: CoreNumbers | None  #: None: no Cores=: all cores are right, or the node is unknown
     #: Near cores, and other cores that are equally right: a tied node's, a package's; (): unknown.
     near: tuple[CoreNumbers, ...] = ()
 
@@ -114,7 +114,7 @@ class CoreAffinity:
 
 
 def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAffinity]:
-    """Return the right `Cores=` of every GPU, by its key: the near ones of a node or socket."""
+    """Return the right `Cores=` of every GPU, by its key: near cores of nodes or of sockets."""
     every = frozenset(range(len(cores.order)))
     by_gpu: dict[tuple[str, int], CoreAffinity] = {}
     for gpu in cores.topology.gpus:

@@ -23,7 +23,7 @@ TypeCounts = Mapping[str | None, int]  #: type → number of GPUs, in Gres='s or
 
 
 def read_gres(text: str) -> TypeCounts:
-    """Return the GPUs in `gpu:a100:2,gpu:v100,shard:8`; a type without a number counts once."""
+    """Return the GPUs in `gpu:a100:2,gpu:v100,shard:8`; a type without a number is one GPU."""
     counts: dict[str | None, int] = {}
     for entry in text.replace(":no_consume", "").split(","):
         name, *words = entry.split(":")
@@ -51,7 +51,7 @@ class DeviceNaming(NamedTuple):
 
     prefix: str
     minor: str  #: the field of a GPU that has the device file's number
-    source: str  #: of that number
+    source: str  #: what tells that number
 
 
 NAMINGS = {
@@ -135,7 +135,7 @@ class GresConf:
 
     @property
     def settings(self) -> str | None:
-        """The settings that slurm.conf needs if `Cores=` are not whole packages; None: none."""
+        """The settings that slurm.conf needs if `Cores=` are not whole packages; None: nothing."""
         for affinity in self.affinities.values():
             right = affinity.right
             if right is not None and self.cores.of_packages(right) != right:

@@ -201,7 +201,7 @@ def write_node(path: Path, node: Node) -> None:
 
 
 def read_node(path: Path) -> Node:
-    """Read a node back. Raises OSError; ValueError, one line, if it is no node."""
+    """Read a node back. Raises OSError; ValueError, one line, if the file is no node."""
     most = 64 * 1024 * 1024  # bytes; 65,536 CPUs take 10 MiB
     data = parsed(read_regular(os.fspath(path), most), path.name)
     head = decode(NodeFileHead, data, path.name)

@@ -59,7 +59,7 @@ class NumaNode:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Sorts by number; the node without a number is last."""
+        """The sort key: the number; the node without a number is last."""
         return self.number is None, self.number or 0
 
 
@@ -126,8 +126,8 @@ class RdmaPort:
     number: int  #: from 1
     is_active: bool
     gbps: int | None = None  #: gigabits per second; None: the machine does not say
-    link_layer: str | None = None  #: "InfiniBand", "Ethernet", SLINGSHOT; None: EFA's
-    netdev: str | None = None  #: name of its network interface; None: none, or not known
+    link_layer: str | None = None  #: "InfiniBand", "Ethernet", SLINGSHOT; None: unknown, as for EFA
+    netdev: str | None = None  #: name of its network interface; None: it has no known one
 
     @property
     def has_verbs(self) -> bool:
@@ -163,7 +163,7 @@ class Topology:
     notices: tuple[str, ...] = ()  #: parts of the machine that could not be read, as sentences
 
     def __hash__(self) -> int:
-        """Hash by name: caches of functions of a topology find it by its identity."""
+        """Hash only the name, which is fast; a cache then finds an object by its identity."""
         return hash(self.name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Topology:
 
     @cached_property
     def node_cores(self) -> Mapping[int | None, tuple[Core, ...]]:
-        """Node number → cores of the node, in order; none for a node without CPUs."""
+        """Node number → cores of the node, in order; () for a node without CPUs."""
         cores_of: dict[int | None, list[Core]] = {number: [] for number in self.node_of}
         for core in self.cores:
             if core.node in cores_of:
@@ -237,7 +237,7 @@ class Topology:
         return {number: cpus_of(cores) for number, cores in self.node_cores.items()}
 
     def distance(self, start: int | None, end: int | None) -> float:
-        """Return the SLIT distance between two nodes; a missing one is farthest."""
+        """Return the SLIT distance between two nodes; a missing distance counts as the farthest."""
         if start is None or end is None or start not in self.node_of:
             return float("inf")
         return self.node_of[start].distances.get(end, float("inf"))
@@ -245,7 +245,7 @@ class Topology:
     def nearest(
         self, start: int | None, candidates: Collection[int | None]
     ) -> tuple[int | None, ...]:
-        """Return the candidates nearest to a node, maybe itself; for None all candidates."""
+        """Return the candidates nearest to a node, maybe that node; for None all candidates."""
         if start is not None and start in candidates:
             return (start,)
         least = min(self.distance(start, candidate) for candidate in candidates)

@@ -53,7 +53,7 @@ class Vicinity:
     cpus: CpuSet
     memory: frozenset[int]  #: nodes whose memory is near
     far_memory: frozenset[int]  #: other nodes of the host that are not GPU memory
-    with_vendor: bool = False  #: whether GPU names include the vendor, as the machine has several
+    with_vendor: bool = False  #: whether GPU names include the vendor: there are several
 
     def __str__(self) -> str:
         """Return where the GPUs are: `GPU 0 is on node 3`."""
@@ -94,7 +94,7 @@ def near_nodes(topology: Topology, gpu: Gpu) -> tuple[int | None, ...]:
 def vicinity(
     topology: Topology, gpus: Sequence[Gpu], memory_nodes: Iterable[int | None] = ()
 ) -> Vicinity:
-    """Return the vicinity of GPUs, and of `memory_nodes`; empty if the place of any is unknown."""
+    """Return the vicinity of GPUs, and of `memory_nodes`; empty if a GPU's place is unknown."""
     near: set[int | None] = set()
     for gpu in gpus:
         nodes_of_gpu = near_nodes(topology, gpu)
@@ -146,7 +146,7 @@ def cause_of(
     cpuset: CpuSet | None,
     widened: CpuSet | None = None,
 ) -> str | None:
-    """Return why masks are far, one of CAUSES; None: none is far.
+    """Return why masks are far, one of CAUSES; None: no mask is far.
 
     The process may use `cpuset`. `widened` are the CPUs, near and far, that the process has because
     it asked for more than are near; None: unknown, or it asked for no more.
