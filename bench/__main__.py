@@ -30,8 +30,8 @@ PARTS: dict[str, Callable[[], tuple[Ratio, ...]]] = {
 
 HEAD = """# On the clock
 
-What affinityd takes, by what a peer takes in the same run: the median of all rounds, and the first
-and third quartile. `scripts/bench` measures it again.
+What affinityd takes, divided by what a peer takes in the same run: the median of all rounds, and
+the first and third quartile. `scripts/bench` measures it again.
 
 | affinityd | peer | median | quartiles | goal | |
 | --- | --- | --- | --- | --- | --- |

@@ -1,10 +1,10 @@
-"""The daemon of these measurements, and its peer; both over a unix socket.
+"""The daemon that is measured, and its peer; both answer over a unix socket.
 
-`live` runs affinityd on this machine as if it were a DGX A100: `/sys/devices/system` is mounted
-over in a mount namespace of the daemon's own, and a real library answers for NVML. So it finds
-out the mask and cgroup of each caller. Needs root and gcc.
+`live` runs affinityd on this machine as if it were a DGX A100: the daemon's mount namespace has
+another `/sys/devices/system`, and a real library answers for NVML. The daemon is not replayed, so
+it finds out the mask and cgroup of each caller. Needs root and gcc.
 
-The peer is FastAPI with a route that returns a constant, on uvicorn as it comes:
+The peer is FastAPI with a route that returns a constant, on uvicorn with its defaults:
 
     python -m bench.daemon SOCKET BYTES
 """
@@ -27,12 +27,12 @@ from tests.support.made_nodes import DRIVER, running_on
 GPUS = 8
 PEER = "a FastAPI route that returns a constant"
 READ = 1 << 18  #: bytes
-SILENCE = 30.0  #: seconds in which nothing is answered
+SILENCE = 30.0  #: a burst fails after so many seconds without data
 
 
 @contextmanager
 def live(folder: Path, *arguments: str) -> Iterator[Daemon]:
-    """Run the daemon, from its first plan on."""
+    """Run the daemon, and yield it after its first plan."""
     dgx = machine("dgx-a100")
     lines = [f"driver {DRIVER}"]
     for number, gpu in enumerate(dgx.gpus):
@@ -45,13 +45,13 @@ def live(folder: Path, *arguments: str) -> Iterator[Daemon]:
 
 
 def peer_command(path: Path, size: int) -> list[str]:
-    """Return the command that runs the peer, which answers this number of bytes to any path."""
+    """Return the command that runs the peer, which answers `size` bytes to any path."""
     return [sys.executable, "-m", "bench.daemon", str(path), str(size)]
 
 
 @contextmanager
 def peer(path: Path, size: int) -> Iterator[Popen[bytes]]:
-    """Run the peer from the moment that it listens."""
+    """Run the peer, and yield it as soon as it listens."""
     with Popen(peer_command(path, size), stdout=DEVNULL, stderr=DEVNULL) as process:
         try:
             eventually(path.exists, "the peer listens")

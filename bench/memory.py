@@ -1,4 +1,4 @@
-"""Where a process's memory is: a sample of its pages, beside a reading of its numa_maps.
+"""Where a process's memory is: by a sample of its pages, compared with reading its numa_maps.
 
 python -m bench.memory [--gib N ...]
 """
@@ -31,11 +31,11 @@ input()
 
 
 def measure(rounds: int = 15) -> tuple[Ratio, ...]:
-    """Return the ratios of a sample's time to that of numa_maps, for each size that has room."""
+    """Return the ratios of a sample's time to that of numa_maps, for each size that fits."""
     free = _available() - SPARE
     sizes = [gib for gib in SIZES if gib * GIB <= free]
     if not sizes:
-        raise RuntimeError(f"only {free / GIB:.0f} GiB are free, beside {SPARE / GIB:.0f}")
+        raise RuntimeError(f"only {free / GIB:.0f} GiB are free beyond {SPARE / GIB:.0f} to spare")
     return tuple(_ratio(gib, rounds) for gib in sizes)
 
 

@@ -1,12 +1,12 @@
-"""How long plans take while many ask: a new job's ranks, a thousand connections of one uid.
+"""How long plans take while many processes ask: a new job's ranks, or 1,000 connections of a uid.
 
-The 128 ranks of a job that no process has asked for connect at once, each with its own `rank`.
+The 128 ranks of a job connect at once, each with its own `rank`; no process has asked before.
 Bursts go in turn to the daemon, which finds out each caller, and to its peer.
 
-A thousand connections of another uid each ask without a pause. What a plan takes meanwhile is
-compared with the time limit of a client, which is one process a plan.
+A thousand connections of another uid each ask without a pause. The time that a plan takes
+meanwhile is compared with the time limit of a client.
 
-And the CPU time of a query that asks for as much as it can.
+The CPU time of a query that asks for as much as it can is measured, too.
 """
 
 from __future__ import annotations

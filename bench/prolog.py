@@ -1,9 +1,9 @@
 """The time that slurm/task_prolog.sh adds to `srun -n1`, and its CPU time outside of Slurm.
 
-Each way to launch has a Slurm of its own on this machine, which idles while another launches. Every
-round has one launch of each, in random order. Alone, the script's user and system time, with that
-of the programs that it starts, is compared with hwloc-bind's. A daemon answers; its time is only in
-the launches. On a node without GPUs each script is compared with an empty one.
+Each way to launch has its own Slurm on this machine, and only one of them launches at a time. Every
+round has one launch of each way, in random order. Outside of Slurm, the script's CPU time, with
+that of the programs that it starts, is compared with hwloc-bind's. A daemon answers; its time
+counts only in the launches. On a node without GPUs each script is compared with an empty one.
 
 Needs root and Debian's slurmctld, slurmd, slurm-client, munge and hwloc-nox.
 """
@@ -41,7 +41,7 @@ WAYS: Mapping[str, Sequence[str]] = {
     OURS: (f"TaskProlog={INSTALLED}/task_prolog.sh",),
 }
 
-#: Programs that are started by themselves.
+#: Programs that are started outside of Slurm.
 ALONE = {
     "hwloc-bind": ("hwloc-bind", "--cpubind", "core:0", "--", "true"),
     OURS: (str(SCRIPTS / "task_prolog.sh"),),
@@ -95,7 +95,7 @@ def _clusters() -> Iterator[Mapping[str, Slurm]]:
 
 
 def alone(rounds: int) -> Mapping[str, float]:
-    """Start each of ALONE once a round. Return the medians of its CPU time: seconds."""
+    """Start each program of ALONE once a round; return the median of its CPU time, in seconds."""
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         daemon = stack.enter_context(running(folder, "--root", str(tiny_tree(folder / "machine"))))

@@ -1,4 +1,4 @@
-"""The CPU time that a process without a GPU adds to a scan, beside psutil, which reads its mask.
+"""The CPU time that a process without a GPU adds to a scan, divided by psutil's for a mask.
 
 It is the time of scans with many idle processes, minus that of scans without them. It is measured
 with NVML and with open device files as the source of the GPUs' processes.
@@ -26,7 +26,7 @@ from tests.support.children import children_of
 from tests.support.machines.by_hand import made
 
 VENDORS = ("nvidia", "huawei")
-SCANS = 240  #: of an hour
+SCANS = 240  #: scans in an hour
 IDLE = 'i=0; while [ $i -lt "$0" ]; do sleep 3600 & i=$((i + 1)); done; echo ready; wait'
 
 
@@ -51,7 +51,7 @@ def measure(processes: int = 2000, rounds: int = 3) -> tuple[Ratio, ...]:
 
 
 def scan(vendor: str) -> float:
-    """Return the CPU time of a scan in seconds: the mean of the first hour's."""
+    """Return the CPU time of a scan in seconds: the mean of the scans of the first hour."""
     machine = made({0: "0-3"})
     topology = replace(machine, gpus=(replace(machine.gpus[0], vendor=vendor),))
     with tempfile.TemporaryDirectory() as driver:

@@ -1,6 +1,6 @@
-"""The CPU time that `affinityd exec` adds to a command, beside a bare Python's, in one run.
+"""The CPU time that `affinityd exec` adds to a command, compared with a bare Python's.
 
-All are started in turns. wait4(2) tells the user and system time of each, with the programs that it
+All start in turns. wait4(2) tells the user and system time of each, with the programs that it
 starts. The time of the command, true(1), is subtracted. A daemon answers; its own time does not
 count. `run` is the script that `affinityd init` leaves in a pod.
 """

@@ -1,4 +1,4 @@
-"""Does pinning help a training job whose data loaders are the bottleneck? Both ways, in one run.
+"""Does pinning help a training job whose data loaders are the bottleneck? One run shows it.
 
     python examples/loader_ab.py --workers 8 --batch 16 --size 512
 
@@ -16,7 +16,7 @@ time in fresh processes, since memory stays where it was first touched. How to r
 - "near" is the share of the samples' memory on the NUMA node of their rank's GPU; "?" if
   unknown. If it is high without pinning, there is little to gain.
 
-Without a GPU it runs two ranks on the CPU: that shows that it works, and nothing else.
+Without a GPU this script runs two ranks on the CPU, which shows only that the script works.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ ARMS = ("unpinned", "pinned")
 PREFETCH = 2  #: batches that a worker makes ahead, DataLoader's default
 SIZES = ("workers", "batch", "size", "steps")  #: options that the ranks are told, too
 SMOKE = {"workers": 2, "batch": 4, "size": 64, "steps": 10, "rounds": 1}
-WORKS = "both arms ran: it works; so short a run measures nothing"
+WORKS = "both arms ran, so the script works; so short a run measures nothing"
 MOVE_PAGES = {"x86_64": 279, "aarch64": 239, "ppc64le": 301}  #: move_pages(2)'s number, by machine
 SHARED = "/dev/shm"  # noqa: S108 - where workers put what they have made
 PAGES = 64  #: pages of a sample that are examined
-PAGE = 4096  #: bytes, or some part of a page
+PAGE = 4096  #: bytes of a page, or of a part of a larger page
 
 Sample = tuple[torch.Tensor, float]
 
@@ -71,7 +71,7 @@ class Measured:
 
 
 def main() -> None:
-    """Run both arms by turns and compare them; or be a rank of one of them."""
+    """Run both arms by turns and compare them; or be a rank of one arm."""
     options = read_options()
     if options.result:
         be_a_rank(options)
@@ -194,7 +194,7 @@ class Images:
         self._node = node
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return how many images there are."""
         return self._count
 
     def __getitem__(self, index: int) -> Sample:
@@ -205,7 +205,7 @@ class Images:
 
 
 def gpu_node(device: torch.device) -> int | None:
-    """Return a GPU's NUMA node, as sysfs has it; None: it is not known, or there is only one."""
+    """Return a GPU's NUMA node, as sysfs has it; None: unknown, or there is only one node."""
     if device.type != "cuda" or not Path("/sys/devices/system/node/node1").exists():
         return None
     gpu = torch.cuda.get_device_properties(device)
@@ -227,7 +227,7 @@ def near_share(tensor: torch.Tensor, node: int | None) -> float:
     count = ctypes.c_ulong(len(places))
     pages = (ctypes.c_void_p * len(places))(*places)
     nodes = (ctypes.c_int * len(places))()
-    # Without nodes to move them to, it tells where the pages are.
+    # Without nodes to move pages to, move_pages(2) tells where the pages are.
     status = ctypes.CDLL(None).syscall(ctypes.c_long(number), 0, count, pages, None, nodes, 0)
     return math.nan if status else sum(found == node for found in nodes) / len(nodes)
 

@@ -21,7 +21,7 @@ quietly() {
     return 1
 }
 
-# wants PACKAGE COMMAND...: this Debian package is missing unless the command succeeds.
+# wants PACKAGE COMMAND...: this Debian package counts as missing unless the command succeeds.
 wants() {
     package=$1
     shift

@@ -1,6 +1,6 @@
 # Sourced by slurm/task_prolog.sh and by a pod's run: asks affinityd for a plan, and pins by it.
 # Variables are sent unchanged: the daemon interprets them. The sourcing script sets the paths proc, curl,
-# taskset and python, and the prefix `clean`, which starts a tool; has read `switch`; and defines
+# taskset and python, the prefix `clean` before the commands of tools, and the word `switch`; it defines
 # `leave REASON`, which exits.
 # shellcheck shell=sh disable=SC2034,SC2154 # variables of the scripts, and those that eval reads
 
@@ -21,7 +21,7 @@ heed() { # WORD: lowers switch to the value of AFFINITYD=WORD, if this value is 
 is_on() { case $1 in [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) return 1 ;; esac; }
 has() { command -v "$1" >/dev/null; }
 is_number() { case $1 in '' | *[!0-9]* | ???????????*) return 1 ;; esac; }
-is_cpulist() { # no machine has a CPU of six digits
+is_cpulist() { # no CPU has a number of six digits
     case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]* | *[0-9][0-9][0-9][0-9][0-9][0-9]*) return 1 ;; esac
 }
 read_mask() { # PID: sets mask to the CPUs on which the process may run
@@ -55,7 +55,7 @@ ask() { # ADDRESS (a socket's path, http://HOST:PORT, a node.json) SECONDS VARIA
     asked=$?
     [ "$asked,$((${#answer} < 65536))" = 0,1 ] || answer='' # a plan that was cut off does not count
 }
-has_mps() { # SOCKET: whether root's or this user's MPS daemon made it; any user may make the folder
+has_mps() { # SOCKET: whether root's or this user's MPS daemon made the socket; any user may make the folder
     [ -S "$1" ] && [ ! -L "$1" ] || return 1
     [ ! -O "$1" ] || return 0
     read -r _ _ owner _ <<END
@@ -71,7 +71,7 @@ fetch() { # OPTION PARAMETER...: prints the answer; status 7: no process listens
         /*) set -- "$@" --unix-socket "$address" http://localhost/plan ;;
         *) set -- "$@" "$address/plan" ;;
         esac
-        for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # some ms each: curl does not wait for room in the queue, unix(7)
+        for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # each try takes some ms: curl does not wait for room in the queue, unix(7)
             $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 --limit-rate 1M "$@"
             status=$?
             [ "$status" = 7 ] || break
@@ -116,7 +116,7 @@ read_settings() { # FILE: sets site_NAME for each line, as affinityd/config read
         eval "site_$name=\$value"
     done <"$1"
 }
-understand() { # sets cpulist, locality, allowed, warnings, job_gpus, rdma; on failure, reason: the answer's first line
+understand() { # sets cpulist, locality, allowed, warnings, job_gpus, rdma; on failure, sets reason to the answer's first line
     for name in '' _CPULIST _LOCALITY _ALLOWED _WARNINGS _JOB_GPUS _RDMA _GPUS; do unset "plan_AFFINITYD$name"; done
     for name in $visible_variables; do unset "plan_$name"; done
     read_lines plan <<END
@@ -137,13 +137,13 @@ END
 apply() { # PID: pins the process, and sets mask to its new mask
     [ "$switch" = on ] || leave "observe: would run on CPUs $cpulist ($locality)"
     [ "$locality" != unknown ] || leave 'the machine does not say where its GPU is'
-    [ "$cpulist" != "$mask" ] || return 0 # a mask that is not set follows a cpuset that grows
+    [ "$cpulist" != "$mask" ] || return 0 # a mask that was never set grows with the cpuset
     has "$taskset" || leave 'taskset is not here, to set CPUs'
     "$taskset" -cp "$cpulist" "$1" >/dev/null || leave "CPUs $cpulist were refused"
     read_mask "$1" || leave "CPUs $cpulist could not be read back"
 }
-# Sets the variables of libraries that AFFINITYD_NICS names to the RDMA devices near the GPUs. A user's
-# value stays; the value of an earlier pin is replaced.
+# AFFINITYD_NICS names libraries: their variables are set to the RDMA devices near the GPUs. A value that
+# the user has set stays; the value of an earlier pin is replaced.
 nic_variables() ( # PREFIX: prints a line PREFIX NAME=value for each variable
     case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,\ -]*) return ;; esac
     eval "$(former_nics)"
@@ -161,7 +161,7 @@ nic_variables() ( # PREFIX: prints a line PREFIX NAME=value for each variable
     done
     [ -z "$ports" ] || printf '%s\n' "${1-}AFFINITYD_RDMA=$ports"
 )
-former_nics() { # prints `unset NAME` for each variable that an earlier pin has set, by its AFFINITYD_RDMA
+former_nics() { # prints `unset NAME` for each variable that an earlier pin has set, as AFFINITYD_RDMA shows
     case ${AFFINITYD_RDMA-} in *[!A-Za-z0-9_.:,-]*) return ;; esac
     nic_values "${AFFINITYD_RDMA-}" | while IFS= read -r line; do
         eval "[ \"\${${line%%=*}-}\" != \"\${line#*=}\" ]" || printf 'unset %s\n' "${line%%=*}"

@@ -6,7 +6,7 @@
 # node.json. Then Slurm drains the node.
 
 gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
-case $gpus in '' | NoDevFiles | *[!A-Za-z0-9_.:,/-]*) exit 0 ;; esac # so early that sh has not parsed the rest
+case $gpus in '' | NoDevFiles | *[!A-Za-z0-9_.:,/-]*) exit 0 ;; esac # sh has not parsed the rest yet
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 notes=/run/affinityd-jobs # root owns this folder; another user may own the daemon's folder
@@ -46,7 +46,7 @@ read_settings "$settings" || {
 }
 case $site_AFFINITYD in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) exit 0 ;; esac
 socket=${site_AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # some ms each: curl does not wait for room in the queue, unix(7)
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # each try takes some ms: curl does not wait for room in the queue, unix(7)
     problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$socket" \
         http://localhost/readyz 2>&1) && exit 0
     status=$?

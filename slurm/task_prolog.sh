@@ -39,7 +39,7 @@ settings=/etc/affinityd.conf
 proc=/proc sys=/sys dev=/dev
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
 limit=/usr/bin/timeout affinityd=/usr/bin/affinityd
-clean='/usr/bin/env -i' # libraries may hang while they read
+clean='/usr/bin/env -i' # the environment may make libraries read files that hang
 [ -x /usr/bin/env ] || clean=''
 
 leave() { # REASON
@@ -47,7 +47,7 @@ leave() { # REASON
     tell "unpinned: $1"
     exit 0
 }
-tell() { # LINE, on stdout of a node's first task, if the user or the site wants to see it
+tell() { # LINE: prints it in the node's first task, if the user or the site wants to see it
     { [ "${SLURM_LOCALID-}" = 0 ] && is_on "${AFFINITYD_VERBOSE-}"; } || return
     printf 'print affinityd: %s, task %s: %.400s\n' "${SLURMD_NODENAME-}" "${SLURM_PROCID-}" "$1"
 }

@@ -1,4 +1,4 @@
-"""Asks tools where ranks belong on reported machines, judges their answers: bench/machines.md."""
+"""Asks tools where ranks belong on reported machines; judges the answers for bench/machines.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->"
 
 @contextmanager
 def tree_of(machine: Machine) -> Iterator[Path]:
-    """Write the machine, with an installed numactl, and the folder in which threads are listed."""
+    """Write the machine's tree, with numactl and the folder that lists threads; yield the tree."""
     with tempfile.TemporaryDirectory() as folder:
         tree = write_tree(machine.topology, Path(folder))
         (tree / "proc/self/task").mkdir(parents=True)
@@ -50,7 +50,7 @@ def judged(
                     yield tool, question, answer, judge(question, answer, unique=tool.unique)
 
 
-#: How often each outcome was the judgment of a tool's answers to a kind of question.
+#: Tool → how often its answers to each kind of question had each outcome.
 Counts = Mapping[str, Counter[tuple[str, Outcome]]]
 
 
@@ -84,7 +84,7 @@ def _table(rows: Sequence[Sequence[object]]) -> str:
 
 
 def write_page(chosen: list[Machine], tools: list[Tool], *, is_whole: bool) -> None:
-    """Print the tables, and write them between their marks if no tool is left out of them."""
+    """Print the tables; if no tool is left out, write them into the page, between the marks."""
     counts: defaultdict[str, Counter[tuple[str, Outcome]]] = defaultdict(Counter)
     for tool, question, _, outcome in judged(chosen, tools):
         counts[tool.name][question.kind, outcome] += 1
@@ -97,7 +97,7 @@ def write_page(chosen: list[Machine], tools: list[Tool], *, is_whole: bool) -> N
 
 
 def available(tools: Iterable[Tool]) -> Iterator[Tool]:
-    """Yield the tools whose code is at hand, and print one line for each other."""
+    """Yield the tools whose code is at hand, and print a line for each other tool."""
     for tool in tools:
         fault = tool.missing()
         if fault is None:

@@ -1,4 +1,4 @@
-"""The own code of tools, at one version each, in a folder that git ignores."""
+"""Fetches the code of tools, one version of each, into a folder that git ignores."""
 
 from __future__ import annotations
 

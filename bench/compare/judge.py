@@ -1,4 +1,4 @@
-"""The one judge of every tool, which knows the report and nothing of affinityd's planner."""
+"""Judges all tools alike, by the report of a machine and without affinityd's planner."""
 
 from __future__ import annotations
 

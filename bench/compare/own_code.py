@@ -1,7 +1,7 @@
 """Runs a tool's own code on a reported machine: in a child that has the machine's tree as its root.
 
-The tool reads /sys by absolute paths. Functions in place of the real ones answer what no file
-tells: masks, the number of CPUs, NVML, and torch's list of devices.
+The tool reads /sys by absolute paths. Functions replace the real ones where no file has the
+answer: masks, the number of CPUs, NVML, and torch's list of devices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Bind = Callable[[int], object]
 
 
 def gpu_affinity(question: Question, tree: Path) -> Answer:
-    """`gpu_affinity.set_affinity(gpu_id, nproc_per_node)`: its defaults."""
+    """`gpu_affinity.set_affinity(gpu_id, nproc_per_node)`, with its defaults."""
 
     def prepare() -> Bind:
         sys.modules["pynvml"] = _pynvml(question)
@@ -121,7 +121,7 @@ def _module(name: str, **attributes: object) -> ModuleType:
 
 
 def _pynvml(question: Question) -> ModuleType:
-    """Return NVML's binding; a handle is the GPU's index, and lists are cut to the cpuset."""
+    """Return NVML's binding; a handle is the GPU's index, and CPU lists are cut to the cpuset."""
     machine = question.machine
     node, socket = 0, 1
 
@@ -148,7 +148,7 @@ def _pynvml(question: Question) -> ModuleType:
 
 
 def _torch(question: Question) -> dict[str, ModuleType]:
-    """Return the part of torch that torch.numa uses, devices numbered as the process sees."""
+    """Return the part of torch that torch.numa uses; devices are numbered as processes see."""
     gpus = [question.machine.gpus[index] for index in question.order]
 
     def properties(index: int) -> SimpleNamespace:

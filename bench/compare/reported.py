@@ -1,10 +1,10 @@
-"""The reported machines, and the questions that each is asked.
+"""The reported machines, and the questions about each of them.
 
 Sources are public issue threads, named in tests/data/reported_machines.tsv. A report gives a
 machine's NUMA nodes and which one each GPU is on. It does not give PCI bus ids (here they follow
-the GPUs' order), distances (here: the package's other nodes are nearer than those of another), or
-the numbering of hyperthreads (here: Linux's usual one, c and c + cores, unless the nodes show the
-other).
+the GPUs' order), distances (here: nodes of one package are nearer than those of two), or the
+numbering of hyperthreads (here: Linux's usual one, c and c + cores, unless the nodes rule that
+out).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def union(sets: Iterable[CpuSet]) -> CpuSet:
 @dataclass(frozen=True)
 class ReportedGpu:
     pci_bus_id: str
-    node: int | None  #: None: the report does not say, or names several
+    node: int | None  #: None: the report does not say, or names several nodes
     shown: str | None  #: the CPU affinity as printed, if the display cut it
 
 
@@ -50,7 +50,7 @@ class Machine:
 
     @property
     def unfit(self) -> str | None:
-        """Return why the report is too poor to judge a placement by, if it is."""
+        """Return why the report does not suffice to judge a placement; None: it suffices."""
         if self.cores is None:
             return "cores of several kinds, in an order that is not reported"
         if len(self.cpu_nodes) > 1 and any(gpu.node is None for gpu in self.gpus):
@@ -91,7 +91,7 @@ class Machine:
 
     @cached_property
     def packages(self) -> Mapping[int, CpuSet]:
-        """Return the packages' CPUs: nodes divided in order, or cores if there are fewer nodes."""
+        """Return the packages' CPUs: nodes, or cores if nodes are too few, are divided in order."""
         parts = [self.nodes[node] for node in self.cpu_nodes]
         if len(parts) % self.sockets:
             parts = self._cores(self.siblings)
@@ -107,7 +107,7 @@ class Machine:
 
     @cached_property
     def topology(self) -> Topology:
-        """Return the machine as affinityd's own machines are built."""
+        """Return the machine as affinityd builds its own machines."""
         nodes = list(self.nodes)
         facts = {
             "name": self.source,
@@ -158,7 +158,7 @@ class Question:
         return [replace(self, order=(gpu,), is_apart=False) for gpu in self.order]
 
 
-#: bench/machines.md explains them.
+#: The kinds of questions, which bench/machines.md explains.
 KINDS = ("whole", "reversed", "reporter's", "one node's", "other nodes'", "apart")
 
 

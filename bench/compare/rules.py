@@ -1,7 +1,7 @@
-"""The published rules of tools that are no library, one function each.
+"""The published rules of tools that are no libraries: a function for each tool.
 
-Each is written from the source that its docstring names. A rule sees NVML's answers, nvidia-smi's
-table and the kernel's refusals as they would be on the machine.
+Each function is written from the source that its docstring names. A rule sees NVML's answers,
+nvidia-smi's table and the kernel's refusals as they would be on the machine.
 """
 
 from __future__ import annotations

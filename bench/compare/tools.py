@@ -1,4 +1,4 @@
-"""The tools that are compared: a row each, in its best documented setting."""
+"""The tools that are compared: a row for each tool, in its best documented setting."""
 
 from __future__ import annotations
 
