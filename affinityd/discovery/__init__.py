@@ -92,7 +92,7 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
         notices.append("The kernel shows no NUMA nodes: all CPUs are treated as one node")
     elif unlisted:
         listed = format_list(unlisted)
-        notices.append(f"CPUs {listed} are in no NUMA node: treated as one node, far from all others")
+        notices.append(f"CPUs {listed} are in no NUMA node: treated as one node, far from others")
     notices += gpu_notices
     if not placed:
         said = nvml and nvml.said
