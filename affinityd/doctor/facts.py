@@ -90,7 +90,7 @@ class NodeFacts:
     topology: Topology
     tree: Tree  #: its files
     reserved: CpuSet = frozenset()  #: CPUs that no rank gets
-    nvml: NvmlReport | None = None  #: NVML's report; None: it was not called
+    nvml: NvmlReport | None = None  #: NVML's report; None: NVML was not called
     daemon: DaemonFacts | None = None  #: None: the machine is replayed
     maintenance: str | None = None  #: why NVML was not called: the driver's maintenance
     #: Names of this process's variables and of the settings file's keys, each with its source.

@@ -1,6 +1,6 @@
 """Pins the threads of running processes, repeatedly until no thread was missed.
 
-A thread starts with its parent's mask, clone(2). So only unpinned threads start unpinned ones: a
+A thread starts with its parent's mask, clone(2). So only unpinned threads start unpinned threads: a
 pass that finds every thread pinned is the last, even if more start later. A thread that is being
 started, and is not listed yet, has the mask that its parent had when clone(2) began (kernel/fork.c
 `copy_process`): passes wait for such a thread if there is time.

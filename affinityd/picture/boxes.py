@@ -48,7 +48,7 @@ def flow(boxes: Iterable[Box], width: float, gap: float = GAP) -> Box:
 
 
 def stacked(boxes: Iterable[Box], gap: float = GAP) -> Box:
-    """Stack boxes vertically; empty ones take no space."""
+    """Stack boxes vertically; empty boxes take no space."""
     return flow((box for box in boxes if box.inside or box.lines), 0, gap)
 
 

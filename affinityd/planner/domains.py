@@ -84,7 +84,7 @@ def domains_of(
         for nodes in homes:
             domains[nodes] = find_domain(topology, nodes, allowed)
         return domains
-    # In each package the cores that are near to no home node become partners of the near ones.
+    # In each package the cores that are near to no home node become partners of near cores.
     taken = {*chain.from_iterable(homes)}
     near_cores = []
     partners = []
@@ -144,7 +144,7 @@ def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
 
 
 def best_first(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
-    """Return a rank's cores: the near ones, then the partners, in dealing order."""
+    """Return a rank's cores: the near cores, then the partners, in dealing order."""
     dealt = chain.from_iterable(zip_longest(*bundles))
     return tuple(core for core in dealt if core is not None)
 

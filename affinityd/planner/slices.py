@@ -240,7 +240,7 @@ def plan_within(
         if word == REMOTE:
             message = f"rank {number}: none of its CPUs {format_list(cpus)} is near its GPU"
             if remedy:
-                message += f"; {remedy} gives near ones"
+                message += f"; {remedy} gives near CPUs"
             warnings.append(PlanWarning("remote_home", message, number))
         elif word == UNKNOWN:
             why = f"the machine does not say on which NUMA node GPU {gpu.index} is"

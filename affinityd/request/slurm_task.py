@@ -161,7 +161,7 @@ def _plan_in_slice(step: StepTask, slices: tuple[CpuSet, ...]) -> Planned:
         cpus = own
     because = f"Slurm bound the task to CPUs {format_list(own)}"
     if cpus != own:
-        because += "; far ones were exchanged with other tasks of the step"
+        because += "; far CPUs were exchanged with other tasks of the step"
     return plan_bound(step.resolved, step.own, step.ranks, cpus, because, remedy=REMEDY)
 
 

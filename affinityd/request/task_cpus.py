@@ -112,7 +112,7 @@ def bound_by(environ: Environment, launched: Rank | None) -> str | None:
     if kind.startswith("none"):
         return (
             "--cpu-bind=none, of the user or the site, leaves its CPUs alone; without this option "
-            "a task keeps the CPUs that Slurm chose, and affinityd exchanges far ones"
+            "a task keeps the CPUs that Slurm chose, and affinityd exchanges far CPUs"
         )
     if kind.startswith(("rank", "map_", "mask_")) and not is_own_list:
         option = one_line(kind.partition(":")[0][:MOST_SHOWN])

@@ -250,7 +250,7 @@ def _numbers(text: str) -> CoreNumbers:
 
 
 def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
-    """Return a unified diff from slurmd's lines to the printed ones; empty: they are equal.
+    """Return a unified diff from slurmd's lines to the printed lines; empty: they are equal.
 
     Each line of slurmd is for one device file. Device files are not compared if the printed lines
     lack some.

@@ -13,8 +13,8 @@ from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
 
 LOCAL = "local"  #: all CPUs are near
-MIXED = "mixed"  #: some are
-REMOTE = "remote"  #: none is
+MIXED = "mixed"  #: some CPUs are near
+REMOTE = "remote"  #: no CPU is near
 UNKNOWN = "unknown"  #: the machine does not say where the GPU is
 UNPINNED = "unpinned"  #: only of a running process: it may use every online CPU, and some are far
 LOCALITIES = (LOCAL, MIXED, REMOTE, UNKNOWN)  #: localities of plans, best to worst
@@ -24,7 +24,7 @@ FAR_PLACEMENTS = (MIXED, REMOTE, UNPINNED)
 
 #: Why a process may run far from its GPUs, besides UNPINNED.
 ALLOCATION = "allocation"  #: its cpuset has no near CPU, or fewer than its job asked for
-MASK = "mask"  #: its cpuset has near CPUs, but its mask has far ones
+MASK = "mask"  #: its cpuset has near CPUs, but its mask has far CPUs
 CAUSES = (ALLOCATION, MASK, UNPINNED)
 
 

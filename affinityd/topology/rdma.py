@@ -39,7 +39,7 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     """Return the RDMA devices of every GPU; empty if the machine has no active port.
 
     Of ports with the nearest link, the fastest come first. GPUs that are equally near to the same
-    ports begin at different ones, and no GPU takes more than its part.
+    ports begin at different ports, and no GPU takes more than its part.
     """
     ports = usable_ports(topology.nics)
     nearest: dict[GpuKey, Sequence[NearNic]] = {}
@@ -111,7 +111,7 @@ def _places(gpus: Sequence[Gpu]) -> Iterator[int]:
 
 
 def _divided(nearest: Sequence[NearNic], fastest: int, place: int, gpus: int) -> GpuNics:
-    """Return the devices of the GPU at a position: its part of the fastest ones first."""
+    """Return the devices of the GPU at a position: its part of the fastest devices first."""
     if not nearest:
         return GpuNics()
     if fastest & (fastest - 1) == 0:  # a power of two: the order of the place's bits is reversed

@@ -205,7 +205,7 @@ def _cgroup2(facts: NodeFacts) -> Mount | None:
         is_readable = bool(_controllers(facts.tree, mount.point))
         return is_readable, mount.point == "/sys/fs/cgroup", mount.root == "/"
 
-    return max(mounts, key=preference, default=None)  # among equal ones the first
+    return max(mounts, key=preference, default=None)  # among equal mounts the first
 
 
 def _controllers(tree: Tree, folder: str) -> list[str]:
