@@ -40,7 +40,7 @@ class Recent(Generic[K, V]):
         return key in self._values
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key; None: there is none."""
+        """Return the value of a key; None: the key has no value."""
         if key not in self._values:
             return None
         self[key] = value = self._values[key][0]

@@ -78,7 +78,7 @@ def burst(path: Path, targets: Sequence[str]) -> tuple[float, list[bytes]]:
             poll.register(connection, select.EPOLLIN)
         while waiting:
             ready = poll.poll(SILENCE)
-            assert ready, f"nothing was answered for {SILENCE:.0f} s"
+            assert ready, f"no data came for {SILENCE:.0f} s"
             for file, _ in ready:
                 number, connection = waiting[file]
                 data = connection.recv(READ)

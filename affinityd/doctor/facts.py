@@ -18,7 +18,7 @@ OK = "ok"
 WARN = "warn"  #: ranks may be slower
 FAIL = "fail"  #: something does not work
 
-#: From best to worst.
+#: All statuses, from best to worst.
 STATUSES = (NOT_APPLICABLE, OK, WARN, FAIL)
 
 
@@ -88,7 +88,7 @@ class NodeFacts:
     """The facts of one node."""
 
     topology: Topology
-    tree: Tree  #: its files
+    tree: Tree  #: the node's files
     reserved: CpuSet = frozenset()  #: CPUs that no rank gets
     nvml: NvmlReport | None = None  #: NVML's report; None: NVML was not called
     daemon: DaemonFacts | None = None  #: None: the machine is replayed

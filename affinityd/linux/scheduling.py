@@ -24,7 +24,7 @@ STEAL = 7  #: place of `steal` among a CPU's numbers in /proc/stat
 
 
 class ThreadTime(NamedTuple):
-    """Seconds of a thread since it started."""
+    """The seconds that a thread ran and waited since it started."""
 
     ran: float
     waited: float  #: seconds in which the thread was runnable, and did not run

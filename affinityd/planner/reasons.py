@@ -207,7 +207,7 @@ def _warn_of_rank(
     if entries > 1:
         yield "shared_gpu", f" is one of {entries} ranks on GPU {gpu.index}"
     if asked is not None and share == "node" and len(rank.cpus) < asked:
-        block = f"the {len(rank.cpus)} CPUs of its GPU's block, its limit with share=node"
+        block = f"the {len(rank.cpus)} CPUs of its GPU's block, the limit with share=node"
         yield "parameter_ignored", f": cpus={asked} is more than {block}"
     if wide:
         lack = f"{wide.at_home} allowed CPUs are there, and {wide.asked} were asked for"

@@ -55,7 +55,7 @@ class PlannedRank:
     cpulist: CpuList
     physical_cores: int
     memory_node: int | None
-    #: Best first; a daemon of an earlier release names none.
+    #: Best first; empty if the daemon is of an earlier release.
     nics: Sequence[PlannedNic] = field(default=(), kw_only=True)
     environment: Mapping[str, str]
     reasons: Sequence[str]

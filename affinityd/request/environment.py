@@ -63,7 +63,7 @@ LAUNCHERS = {
     FLUX_TASK: ("FLUX_JOB_SIZE",),
     SLURM_TASK: (),
 }
-#: How to tell a launcher not to bind its ranks, by the variable of the local rank.
+#: Variable of a launcher's local rank → how to tell the launcher not to bind its ranks.
 UNBINDING = {
     "LOCAL_RANK": "torchrun without --numa-binding, deepspeed without --bind_cores_to_rank",
     "OMPI_COMM_WORLD_LOCAL_RANK": "mpirun --bind-to none",

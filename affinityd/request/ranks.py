@@ -387,7 +387,7 @@ def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[E
     """Return the GPUs of a task's job, by the node's numbering; (): not known.
 
     GPUs that a variable names count only if the task's own GPUs are among them. If the request
-    states the job's GPUs, it is an error if the task's own are not among them.
+    states the job's GPUs, it is an error if the task's own GPUs are not among them.
     """
     if not task.job:
         return ()

@@ -122,7 +122,7 @@ def _slices_of(resolved: Resolved, task: SlurmTask) -> tuple[CpuSet, ...]:
     if len(task.masks) < task.tasks:
         raise BoundError(
             f"SLURM_CPU_BIND_LIST has {len(task.masks)} masks for {task.tasks} tasks; "
-            "one for each is expected"
+            "one mask for each task is expected"
         )
     slices = tuple(cpus & online for cpus in task.masks[: task.tasks])
     own = slices[task.number]

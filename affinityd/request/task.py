@@ -322,7 +322,7 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
     if granted and granted <= frozenset[str]().union(*(gpu.device_files for gpu in of_node)):
         return None
     behind = frozenset(gpu.key for gpu in gpus if gpu.index >= lost[0])
-    why = f"NVIDIA's driver does not list {several('GPU', lost)}, and CUDA may count the others on"
+    why = f"NVIDIA's driver does not list {several('GPU', lost)}, which CUDA may leave out, too"
     return Doubt(f"{why}; name the GPU by its UUID", behind)
 
 

@@ -21,8 +21,8 @@ MOST_SHOWN = 20  #: most characters of a binding in a message
 class TaskCpus:
     """How many CPUs a task asked for, by its variables."""
 
-    cpus: int | None = None  #: the number
-    tasks: int | None = None  #: or it asked for an equal part of so many tasks' CPUs
+    cpus: int | None = None  #: how many CPUs
+    tasks: int | None = None  #: or an equal part of the CPUs of so many tasks
     of_job: int | None = None  #: how many the job, or the container, has on this node
     #: Only the size of the mask or cpuset tells how many: then the part is at most a GPU's part of
     #: the machine's cores, and a mask of the whole machine tells nothing.

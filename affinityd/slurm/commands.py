@@ -287,7 +287,7 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> list[str]:
 def _fits(conf: GresConf, gpu: Gpu, entry: GresEntry) -> bool:
     """Whether an entry fits a GPU's line; it may also have the cores of the GPU's package.
 
-    If Gres= has no types, slurmd drops those of lines, and says so. For a GPU whose NUMA node is
+    If Gres= has no types, slurmd drops types of lines, and says so. For a GPU whose NUMA node is
     unknown, any cores fit.
     """
     if entry.name != "gpu":

@@ -102,7 +102,7 @@ class CoreAffinity:
     """The right `Cores=` of one GPU."""
 
     right: CoreNumbers | None  #: None: no Cores=: all cores are right, or the node is unknown
-    #: Near cores, and other cores that are equally right: a tied node's, a package's; (): unknown.
+    #: Near cores, and others that are as right: those of one near node, of a package; (): unknown.
     near: tuple[CoreNumbers, ...] = ()
 
     @property

@@ -148,7 +148,7 @@ class GresConf:
         return len({*self.types.of.values(), *(self.gres or ())}) > 1
 
     def lines(self, node_name: str | None = None) -> list[str]:
-        """Return comments, then a line for each GPU, in the order of their numbers."""
+        """Return comments, then a line for each GPU, in the order of the GPUs' numbers."""
         gpus = self.topology.gpus
         lines = []
         if gpus:

@@ -209,7 +209,7 @@ def read_node(path: Path) -> Node:
     if head.version != VERSION:
         raise ValueError(f"{path.name} is of version {head.version}, not {VERSION}")
     if head.boot_id and here and head.boot_id != here:  # a sandbox may hide either of them
-        raise ValueError(f"{path.name} is of another machine, or older than this one's boot")
+        raise ValueError(f"{path.name} is of another machine, or older than this machine's boot")
     file = decode(NodeFile, data, path.name)
     if file.generation < 1:
         raise ValueError(f"{path.name}.generation is {file.generation}; the first is 1")

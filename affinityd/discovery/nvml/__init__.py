@@ -28,7 +28,7 @@ class NvmlGpu:
 class NvmlProcess:
     """A process that uses a GPU, from NVML's lists (nvmlProcessInfo_t)."""
 
-    pid: int  #: as the host numbers it; newer drivers: as in the caller's pid namespace
+    pid: int  #: in the host's numbers; with newer drivers, in the caller's pid namespace
     kind: str  #: which list names it: "compute", "graphics", "mps"
     memory_bytes: int | None = None  #: usedGpuMemory; None: NVML does not know it
     mig: str | None = None  #: UUID of the MIG device that it uses

@@ -66,7 +66,7 @@ Outcome = Literal[
 
 
 def granted(container: Container) -> str:
-    """Return the container's GPUs, separated by commas; "" if it has none, or none is known."""
+    """Return the container's GPUs, separated by commas; "" if no GPU of it is known."""
     gpus = _by_files(container) or _by_cdi(container) or _by_mounts(container)
     if gpus:
         return ",".join(gpus)
