@@ -10,7 +10,7 @@ const SECONDS = 5; // between two questions
 const PATIENCE = 8; // seconds for an answer
 const OLD = 60; // seconds after which a scan is old, or three intervals
 const LETTERS = 11; // in a GPU's box on the picture
-const MANY_GPUS = 16; // whose cards are smaller
+const MANY_GPUS = 16; // with more GPUs the cards are smaller
 const MOST_JOBS = 4; // on a card
 // Letter of the history → its state, and the height of its bar.
 const STATES = { x: ["lost", 10], r: ["remote", 9], m: ["mixed", 9], o: ["orphan", 8], w: ["waiting", 7], p: ["unpinned", 6], u: ["unknown", 5], l: ["local", 4], j: ["reserved", 3], i: ["idle", 2] };
@@ -20,7 +20,7 @@ const section = document.getElementById("now");
 const running = document.querySelector("[name=running]");
 const within = (name) => section.querySelector(name);
 let last = null; // {audit, tag, scanned: by this machine's clock}
-let fault = ""; // why there is no newer one
+let fault = ""; // why there is no newer scan
 let timer;
 
 // Asks for the scan now and every few seconds. `scanned` is called for each new one, `back` when the
@@ -84,7 +84,7 @@ function show(audit) {
   const lines = audit.findings.map(found);
   const list = within("#findings");
   if (list.dataset.shown !== JSON.stringify(audit.findings)) {
-    list.dataset.shown = JSON.stringify(audit.findings); // equal ones are left, also for who copies
+    list.dataset.shown = JSON.stringify(audit.findings); // equal findings stay, and so does a selection to copy
     list.replaceChildren(...lines);
   }
   refill(within("#cards"), ...audit.gpus.map((gpu) => card(gpu, processes.filter((it) => isOfGpu(it, gpu)), Boolean(audit.processes))));
@@ -98,7 +98,7 @@ function show(audit) {
   say(within("#other_node"), isOther ? "Another machine answers now, or its GPUs differ: reload this page." : "");
 }
 
-// A finding: its GPUs, and of each job its own remedy; the general one where none of these has one.
+// A finding with its GPUs and each job's remedy; with the general remedy if no job has its own.
 function found({ state, text, remedy, concerns }) {
   const line = made("li", "", `state ${state}`);
   line.append(made("b", text));
@@ -165,7 +165,7 @@ function jobsOf(processes) {
 
 const farFirst = (processes) => [...processes.filter((it) => it.cause), ...processes.filter((it) => !it.cause)];
 
-// The lines of a card: a name, a text (none: no line), and whether it is bad.
+// The lines of a card: a name, a text, and whether it is bad; a line without a text is left out.
 function* factsOf(gpu) {
   const counted = (numbers) => Object.entries(numbers ?? {}).filter(([, it]) => it).map(([word, it]) => `${it} ${word}`).join(", ");
   const causes = counted(gpu.mismatch);
@@ -213,8 +213,8 @@ export function mark(pictures, isOn) {
   for (const picture of pictures) picture.running(cpus, words);
 }
 
-// Each CPU that processes may run on, and whether one of them is far from its GPU there. Of an unpinned
-// process these are the CPUs on which its threads ran last.
+// Each CPU that processes may run on, and whether a process is far from its GPU there. An unpinned process
+// counts for the CPUs on which its threads ran last.
 function whereTheyRun(gpus, processes) {
   const near = new Map(gpus.map((gpu) => [nameOf(gpu), parseList(gpu.near)]));
   const cpus = new Map();

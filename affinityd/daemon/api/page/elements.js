@@ -21,7 +21,7 @@ export function button(text, label, act) {
   return element;
 }
 
-// A text with a button that copies it; it stays selected, for Ctrl-C where a browser refuses.
+// A text with a button that copies it; the text stays selected, for Ctrl-C if a browser refuses.
 export function copied(code) {
   const copy = button("copy", `copy ${code.textContent}`, () => {
     getSelection().selectAllChildren(code);
@@ -32,7 +32,7 @@ export function copied(code) {
   return line;
 }
 
-// A remedy, and a button that copies its command, or all of it where it has none.
+// A remedy, and a button that copies its command, or the whole remedy if it has no command.
 export function remedied(text) {
   const [, before, command, after] = text.match(/^(.*(?:; |: ))?(affinityd [^;]*?)( fixes it now)?$/) ?? [];
   if (!command) return copied(made("span", printable(text)));
@@ -43,7 +43,7 @@ export function remedied(text) {
   return parts;
 }
 
-// Shows another text; an equal one is left, or a screen reader would read it again.
+// Shows another text; an equal text stays, or a screen reader would read it again.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
   element.hidden = !text;
@@ -56,7 +56,7 @@ export function refill(element, ...children) {
   if (focus) element.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
 }
 
-// A name that acts on nothing around it: without controls, and marks of direction.
+// A name without control characters and marks of direction, which act on the text around it.
 export const printable = (name) => String(name).replace(/\p{C}/gu, "?");
 
 export function amount(bytes) {

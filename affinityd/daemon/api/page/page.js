@@ -1,4 +1,4 @@
-// The second view tries plans: the form is the question, the address bar has it, the daemon answers it.
+// The second view tries plans: the form has the question, the address bar repeats it, the daemon answers.
 
 import { mark, watch } from "/audit.js";
 import { button, copied, drawn, made } from "/elements.js";
@@ -7,7 +7,7 @@ import { Picture, color } from "/picture.js";
 const OTHER = "b."; // before the names of the second plan's options
 const PAGE_ONLY = ["compare", "running", "more"];
 const NOT_OF_EXEC = ["whose", "observe", "env", "nics", "format"]; // parameters that `affinityd exec` lacks
-const NOTES = new Set(["no_local_nic", "unknown_locality"]); // on the machine itself: nobody can change that
+const NOTES = new Set(["no_local_nic", "unknown_locality"]); // about the machine itself, which nobody can change
 const MOST_ALIKE = 8; // warnings of one kind before they are folded
 const WAIT = 120; // milliseconds after a key
 
@@ -21,7 +21,7 @@ let timer;
 function View(section) {
   this.section = section;
   this.picture = new Picture(section);
-  this.opened = new Set(); // ranks with their commands
+  this.opened = new Set(); // ranks whose commands are shown
 }
 
 // The parameters of /plan that the form asks for; the second plan's options where they are given.
@@ -34,14 +34,14 @@ function question(isSecond) {
   return new URLSearchParams(isSecond ? [...own.filter(([name]) => !names.includes(name)), ...options, ...more] : [...own, ...more]);
 }
 
-// Fills the form from the address; what it has no control for is among "more".
+// Fills the form from the address; parameters without a control go to "more".
 function load() {
   const more = [];
   const filled = new Set(["more"]);
   for (const [name, value] of new URLSearchParams(location.search)) {
     const control = filled.has(name) ? null : form.elements.namedItem(name);
     if (!control?.name || !put(control, value)) more.push([name, value]);
-    filled.add(name); // once more, it is refused
+    filled.add(name); // the daemon refuses a parameter that is there twice
   }
   const escaped = (text) => text.replace(/[%&+#=]/g, encodeURIComponent);
   form.elements.more.value = more.map((pair) => pair.map(escaped).join("=")).join("&");
@@ -126,7 +126,7 @@ function show(view, plan, query) {
 function say(view, text, isRefused) {
   const line = view.section.querySelector(".answer");
   line.textContent = text;
-  line.classList.toggle("refused", isRefused && form.querySelector("[data-gpu]") !== null); // nobody can change that
+  line.classList.toggle("refused", isRefused && form.querySelector("[data-gpu]") !== null); // nobody can change a lack of GPUs
 }
 
 function fill(view, rows, warnings) {
@@ -142,7 +142,7 @@ function fill(view, rows, warnings) {
   } else first.picture.differ(first.picture);
 }
 
-// The lines of a warning; of many ranks they are folded into one.
+// The lines of a warning; many lines are folded into one.
 function warned(code, warnings) {
   const name = NOTES.has(code) ? "" : "bad";
   const lines = warnings.map((it) => made("li", `${code}: ${it.message}`, name));

@@ -90,7 +90,7 @@ export class Picture {
     }
   }
 
-  // Shows where threads run: CPU → whether one of them is far; and GPUs' words: name → {text, far}.
+  // Shows where threads run; `cpus`: CPU → whether a thread is far there; `gpus`: name → {text, far}.
   running(cpus, gpus) {
     for (const [cpu, element] of this.cpus) {
       element.classList.toggle("runs", cpus.has(cpu));

@@ -1,4 +1,4 @@
-// The table of processes: those that are alike in one row, filtered and sorted by the reader.
+// The table of processes: alike processes share a row, and the reader filters and sorts the rows.
 
 import { amount, button, count, made, printable, refill, remedied } from "/elements.js";
 
@@ -7,7 +7,7 @@ const MOST_PIDS = 200; // in a row's details
 
 const section = document.getElementById("processes");
 const [filter, ofGpus] = [section.querySelector("[type=search]"), section.querySelector("select")];
-const opened = new Set(); // rows with their details
+const opened = new Set(); // keys of the rows whose details are shown
 let [processes, sorted, isUp, isAll] = [[], "GPU", true, false];
 
 export const isOfGpu = (process, gpu) =>
@@ -45,7 +45,7 @@ const farMemory = (group) => sum(group, (it) => it.host_memory?.placed_bytes.rem
 export const isFar = (process) => Boolean(process.cause) && process.cause !== "unpinned";
 const gpusOf = ([first]) => [first.gpu, ...first.gpus_beside.map((it) => it.gpu)].join(",");
 
-// Name → its text in a row of alike processes, and what it is sorted by.
+// Column → its text in a row of alike processes, and the key by which rows are sorted.
 const COLUMNS = {
   GPU: [gpusOf, ([first]) => first.gpu],
   PID: [([first]) => first.pid, ([first]) => first.pid],
