@@ -99,7 +99,7 @@ passed="CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_MPS_PIPE_DIRECTORY ROCR_VISI
 # Variables about bindings count only in a step: a batch script inherits those of the submitting shell.
 [ -z "${SLURM_STEP_ID-}" ] || passed="$passed SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SLURM_MEM_BIND_TYPE
     SLURM_TRES_BIND SLURM_STEP_TASKS_PER_NODE SLURM_NODEID"
-# Both tries end within 0.9 s: the daemon may be busy with other users' requests.
+# Both tries together take at most 0.9 s: the daemon may be busy with other users' requests.
 asked=7 first=0.7 second=0.85
 [ -z "$file" ] || first=0.5
 [ ! -S "$socket" ] || ask "$socket" "$first" "$passed"

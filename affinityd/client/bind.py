@@ -265,8 +265,8 @@ def _pin_threads(cpus: CpuSet, main: CpuSet, before: CpuSet) -> Iterator[str]:
     pool = openmp.pool_size(threads, len(before)) if is_narrowed else 0
     if pool > len(cpus):
         yield (
-            f"{count(pool, 'thread')} of a library, which counted the CPUs before, share "
-            f"{count(len(cpus), 'CPU')} now: call bind() before the library is loaded"
+            f"a library was loaded before bind(), and its {count(pool, 'thread')} share "
+            f"{count(len(cpus), 'CPU')}: call bind() first"
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from affinityd import config
 
-MEASURING = "examples/loader_ab.py and docs/training.md, Does it help here?, say how to measure"
+MEASURING = 'examples/loader_ab.py and docs/training.md ("Does it help here?") say how to measure'
 TO_PIN = (
     "the daemon changes no running process; affinityd audit names the processes that run far from "
     "their GPUs, and affinityd pin --tree PID pins one"

@@ -119,7 +119,7 @@ class NodeFacts:
         return vicinity(self.topology, gpus)
 
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
-        """Return the GPUs whose ranks get any of these CPUs, and the CPUs that those ranks get."""
+        """Return the GPUs whose ranks get any of these CPUs, and which of these they get."""
         gpus = []
         used: CpuSet = frozenset()
         for gpu in self.topology.gpus:

@@ -97,8 +97,8 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
     is_named = "gpus" in names or "rank" in names
     if launched is not None and max(launched.number + 1, launched.size or 1) > env.MAX_ENTRIES:
         raise InvalidRequestError(
-            f"env: {launched.variable}={launched.number} of {launched.size or 'unknown'} ranks on "
-            f"this node are too many; the most is {env.MAX_ENTRIES}"
+            f"env: {launched.variable}={launched.number} (ranks on this node: "
+            f"{launched.size or 'unknown'}): a node may have at most {env.MAX_ENTRIES} ranks"
         )
     rank = launched  # the process is one of several ranks of a launcher
     if launched is not None and (env.is_alone(environ, launched) or env.GPUS in environ):
@@ -233,7 +233,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     of_daemon = None if task.mps == env.MPS_UNKNOWN else read_visible(task.mps, seen)
     # A list that does not fit the devices that this process sees is about other devices.
     if of_daemon is None or (task.mps is not None and (of_daemon.cut or not of_daemon.by_index)):
-        why = f"{env.MPS_PIPE}: its MPS daemon's list, by which CUDA counts, cannot be read"
+        why = f"{env.MPS_PIPE}: CUDA numbers GPUs by the MPS daemon's list, which is not known"
         gpus = frozenset(device.gpu.key for device in seen.by_index.values())
         seen = seen._replace(doubt=Doubt(f"{why}; name the GPU by its UUID", gpus))
     else:

@@ -71,7 +71,7 @@ def plans_app(state: ApiState) -> FastAPI:
 
 
 def _app(state: ApiState, remedy: str) -> FastAPI:
-    """Return an app without paths; errors are problems, and an unknown path gets `remedy`."""
+    """Return an app without paths; `remedy` ends the error for an unknown path."""
     app = FastAPI(
         title="affinityd",
         description="The CPUs and the memory node for each GPU rank.",

@@ -94,7 +94,7 @@ def _with_choice(choices: Choices, name: str, text: str) -> Choices:
     if name == "mode":
         return replace(choices, options=parse_request([("mode", text)]).options)
     if name == "nics":
-        nics = text.replace("+", ",")  # a comma would end a namespace's entry
+        nics = text.replace("+", ",")  # written with +: a comma ends a namespace's entry
         nic_libraries(nics)
         return replace(choices, nics=nics)
     if name == "memory":

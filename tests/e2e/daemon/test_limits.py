@@ -52,8 +52,8 @@ def test_one_user_cannot_use_up_the_daemon_s_open_files(folder: Path, asked: byt
             for _ in range(50):
                 assert daemon.get(TARGET).body == ANSWER
             files = len([*Path(f"/proc/{daemon.process.pid}/fd").iterdir()])
-            assert files < 64  # 16 connections, an eighth of the limit, and the daemon's own files
-        assert refused(daemon) >= 200 - 16
+            assert files < 64  # 8 connections, (128 - 96) // 4, and the daemon's own files
+        assert refused(daemon) >= 200 - 8
         assert daemon.process.poll() is None
 
 

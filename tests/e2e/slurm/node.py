@@ -20,7 +20,7 @@ INSTALLED = "/etc/slurm/affinityd"
 #: The lines of slurm/slurm.conf that the tests do not vary.
 CONF = tuple(line for line in (SCRIPTS / "slurm.conf").read_text().splitlines() if "log=" in line)
 
-#: The NUMA node of each GPU: the order is neither that of the tasks nor that of their slices.
+#: The NUMA node of each GPU, out of order: the node of GPU i must not follow from task i's CPUs.
 GPU_NODES = (0, 1, 1, 0)
 HOME = tuple((NEAR, FAR)[node] for node in GPU_NODES)
 #: The N of each GPU's /dev/nvidiaN, which is not the GPU's index.

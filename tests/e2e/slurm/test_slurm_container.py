@@ -92,6 +92,6 @@ def test_a_task_in_a_container_dies_without_the_drop_in(containers: Node) -> Non
     """The documentation warns of such deaths, for Slurm 22.05 and newer."""
     with pytest.raises(AssertionError, match="TaskProlog failed status=127"):
         containers.tasks(*TWO, env=container(fstab="/dev/null"))
-    # slurmstepd itself looks for the script: Pyxis has left slurmstepd in the container.
+    # With real Pyxis, slurmstepd is in the container, and does not find the script there.
     with pytest.raises(AssertionError, match=r"task_prolog can not be executed .* No such file"):
         containers.tasks(*TWO, f"--task-prolog={INSTALLED}/elsewhere.sh", env=container())

@@ -311,7 +311,7 @@ def test_only_mps_daemons_of_root_or_of_the_user_make_an_index_uncertain(
         os.chown(pipe / "control", owner, owner)
         printed = task_prolog(task, env)
         assert (printed == NEAR_IT) == is_known
-        assert ("its MPS daemon's list, " in printed[0]) != is_known
+        assert ("by the MPS daemon's list, " in printed[0]) != is_known
     (pipe / "control").unlink()
 
 

@@ -138,7 +138,7 @@ ON_NEAR, ON_FAR = [int(NEAR)], [int(FAR)]
 EITHER = [*ON_NEAR, *ON_FAR]
 FIRST_REGION = "call bind() before the first parallel region"
 KEPT_THREAD = f"1 thread of this process had CPUs of their own, and keep them, {FAR}"
-SHARED = "2 threads of a library, which counted the CPUs before, share 1 CPU now"
+SHARED = "a library was loaded before bind(), and its 2 threads share 1 CPU"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_task_keeps_its_cpu_and_gets_the_gpu_near_it(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ranks_that_no_launcher_bound_get_a_gpu_by_number_and_its_cpus(
+def test_if_the_launcher_binds_no_cpus_rank_i_gets_gpu_i_and_its_cpus(
     here: Mapping[str, str], way: str
 ) -> None:
     mpi = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}

@@ -167,7 +167,7 @@ def test_a_task_that_sees_more_gpus_than_its_step_has_stays() -> None:
     """It is not known which of the GPUs that the task sees are the step's."""
     described = f"job=0,2 note=no seen=0,1,2,3/0,1,2,3 {BOTH}"
     for task in (0, 1):
-        with pytest.raises(UnsatisfiableError, match=r"which 2 of the 4 GPUs that it sees"):
+        with pytest.raises(UnsatisfiableError, match=r"which 2 of the 4 visible GPUs"):
             step(described).reply(task)
 
 

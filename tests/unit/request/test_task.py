@@ -156,5 +156,5 @@ def test_a_variable_that_no_plan_reads_is_refused(texts: list[str], told: str) -
     ],
 )
 def test_more_ranks_than_a_node_may_have_are_refused(environ: str) -> None:
-    with pytest.raises(InvalidRequestError, match="the most is 256"):
+    with pytest.raises(InvalidRequestError, match="at most 256 ranks"):
         read(words(environ))
