@@ -28,7 +28,7 @@ COMMANDS = {
     "doctor": "check this node for settings that keep ranks from near CPUs",
     "topology": "show the node as a tree: packages, NUMA nodes, GPUs, NICs",
     "slurm": "print this node's lines of gres.conf, or compare slurmd's with them",
-    "snapshot": "capture this node into an archive, for --root elsewhere",
+    "snapshot": "archive this node's files; unpacked elsewhere, --root reads them",
     "version": "print the version",
 }
 

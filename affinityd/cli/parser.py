@@ -94,7 +94,7 @@ def sockets(arguments: argparse.Namespace) -> list[str]:
 
 
 def load_settings(arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings; those of DAEMON_ONLY need a flag. Raises InvalidRequestError."""
+    """Return the settings; only flags set those in DAEMON_ONLY. Raises InvalidRequestError."""
     flags = vars(arguments)
     ignored = settings.DAEMON_ONLY - flags.keys()
     names = [name for name in settings.SETTING_NAMES if name not in ignored]

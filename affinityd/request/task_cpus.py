@@ -78,7 +78,7 @@ def read_asked_cpus(
 
 
 def _cpus_per_task(environ: Environment, rank: Rank | None) -> int | None:
-    """Return Slurm's -c, in a batch script for all its tasks; None: -c was not given."""
+    """Return Slurm's -c; in a batch script, the sum of its tasks' -c. None: unset or unusable."""
     each = number(environ.get("SLURM_CPUS_PER_TASK"))
     if not each or (rank and rank.variable != env.SLURM_TASK):
         return None

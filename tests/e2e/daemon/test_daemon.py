@@ -205,7 +205,7 @@ def test_an_early_signal_ends_the_daemon(
 
 
 def leave_unread(daemon: Daemon, further: int) -> socket.socket:
-    """Open a connection; send requests until no answer fits into it, and then `further` more."""
+    """Send requests and read no answer until the connection is full; then send `further` more."""
     client = socket.socket(socket.AF_UNIX)
     client.connect(os.fspath(daemon.socket))
     before = -1

@@ -71,7 +71,7 @@ class Root:
         """Run the package's daemon in the root, with its log in a folder."""
         shell = 'shift 3; mount --rbind /proc "$0/proc"; exec chroot "$0" affinityd "$@"'
         before = ["unshare", "--mount", "sh", "-ec", shell, os.fspath(self.path)]
-        env = {"AFFINITYD_SOCKET": f"{self.path}/run/affinityd/s"}  # a long path is refused
+        env = {"AFFINITYD_SOCKET": f"{self.path}/run/affinityd/s"}  # a socket path must be short
         (self.path / "run/affinityd").mkdir()  # systemd makes this folder, too
         with running(
             folder, "--socket=/run/affinityd/s", *arguments, before=before, env=env

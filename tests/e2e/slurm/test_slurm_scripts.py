@@ -266,7 +266,7 @@ def test_a_task_is_planned_from_the_node_json_that_a_daemon_left(ended: Node, sh
     assert task_prolog(task, {**FAR_GPU, "AFFINITYD": "observe"}) == WOULD_PIN
     refused = task_prolog(task, {**FAR_GPU, "AFFINITYD_MODE": "x"})[0]
     assert refused.startswith(left(f"{MALFORMED} mode: ")[0][:-1])
-    (run / "affinityd.sock").unlink()  # as a daemon that was stopped leaves it
+    (run / "affinityd.sock").unlink()  # a daemon that stops removes its socket
     assert task_prolog(task, FAR_GPU) == NEAR_IT
     assert "which was replayed" in task_prolog(replace(task, settings=""), FAR_GPU)[0]
     assert task_prolog(replace(task, more=FOLDER), FAR_GPU) == NO_COMMAND

@@ -36,7 +36,7 @@ def _a_busy_machine_is_slow_to_end_a_child(
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """Return a cgroup whose processes no signal ends, as if a driver blocked them in the kernel."""
+    """Return a cgroup; while it is frozen, not even SIGKILL ends its processes."""
     folder = FREEZER / f"test-{os.getpid()}"
     folder.mkdir()
     try:
@@ -166,7 +166,7 @@ def test_no_child_is_started_while_another_hangs_in_the_kernel(freezer: Path) ->
     assert run(lambda: b"done", within()) == b"done"
 
 
-# The end of programs that have forked children.
+# How programs that have forked children exit.
 
 STUCK = """
 print("here", flush=True)

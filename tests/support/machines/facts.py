@@ -9,7 +9,7 @@ from tests.support.paths import DATA
 
 HERE = DATA / "machines"
 
-#: Machines for tests alone; a file says what is odd about its machine, and the source of facts.
+#: Machines only for tests; each file says what is odd about its machine, and its source.
 TEST_NAMES = tuple(sorted(path.stem for path in HERE.glob("*.json")))
 
 ALL_NAMES = (*NAMES, *TEST_NAMES)
