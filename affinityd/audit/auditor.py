@@ -275,8 +275,8 @@ class CpuTimeCounters:
     ) -> Mapping[int, CpuTime]:
         """Add the CPU time since the last scan to the counters, and return it by pid.
 
-        `boot`: when this scan began, in seconds since boot. `waits`: by pid. `unknown`: the GPUs
-        some of whose processes were not seen.
+        `boot`: when this scan began, in seconds since boot. `waits`: by pid. `unknown`: GPUs
+        with processes that the scan did not see.
         """
         gpu_time = {**dict.fromkeys(gpus, CpuTime()), **self.gpu_time}
         throttled: set[tuple[GpuKey, str | None]] = set()

@@ -31,7 +31,7 @@ WORST_FIRST = "".join(LETTERS.values()) + NO_SCAN
 State = Annotated[str, OneOf(STATES)]
 
 HOUR = 60  #: minutes of the history
-#: A process whose threads wait for longer than this in each second is a finding.
+#: Seconds: if a process's threads wait for longer in each second, that is a finding.
 LONG_WAIT = 0.1
 
 IS_GONE = "it is not there any more"

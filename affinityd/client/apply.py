@@ -57,9 +57,9 @@ def apply_plan(
     """Apply a plan to the calling thread, and to the environment of its children.
 
     `chosen`: parameters of the plan. `variables`, `policy`, `libraries`: as for `add_to_pin`.
-    `starts_ranks`: the process is a launcher, whose ranks would inherit its locality. Returns the
-    mask and the memory policy as read back, and remarks. Raises ApplyError if the kernel refuses
-    all CPUs of the plan, and if nothing says which CPUs are near.
+    `starts_ranks`: the process is a launcher; its locality would be wrong for ranks that inherit
+    its variables. Returns the mask and the memory policy as read back, and remarks. Raises
+    ApplyError if the kernel refuses all CPUs of the plan, or nothing says which CPUs are near.
     """
     if plan.locality == "unknown":
         raise ApplyError(UNKNOWN_PLACE)

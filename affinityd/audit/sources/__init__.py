@@ -191,7 +191,7 @@ def _find(gpu: Gpu, reports: Iterable[GpuProcesses]) -> GpuProcesses | None:
 
 
 def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
-    """Whether a list of NVML is about this GPU, whose index shifts when another GPU is gone."""
+    """Return whether NVML's list belongs to this GPU: its index shifts if another GPU is gone."""
     for known, now in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
         if known and now:
             return known == now
